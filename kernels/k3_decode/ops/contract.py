@@ -15,10 +15,30 @@ import torch
 
 from k3_decode.shapes import RankShapes
 
-__all__ = ["Args", "Cell", "OpSpec", "Param", "Role"]
+__all__ = ["LAUNCH_SLOTS", "OP_NAMES", "Args", "Cell", "OpSpec", "Param", "Role"]
 
 Args: TypeAlias = dict[str, torch.Tensor | int | float | bool | None]
 """Arguments of one call by name: tensors, sizes and constants."""
+
+OP_NAMES = (
+    "attn_res",
+    "projection",
+    "kda_step",
+    "moe_front",
+    "router",
+    "experts",
+    "situ_mlp",
+    "latent_tail",
+    "mla_query",
+    "mla_attend",
+    "mla_value",
+)
+"""Every fused op; an op's place is its index in the launch counters."""
+LAUNCH_SLOTS = 16
+"""Length of the `launches` int32 tensor that optimised ops (`cpu/`, `cute/`) take beside the arguments of `OpSpec`.
+
+Every kernel launch adds 1 at its op's place, on the device, by one thread with a relaxed add; an op of two kernels adds 2.
+"""
 
 
 class Role(StrEnum):
