@@ -1,0 +1,154 @@
+"""What a contributor says a change does: one YAML file beside the kernels, the only statement of scope.
+
+Invariant: a claim that can be built has a non-empty envelope whose joint limits admit at least one cell, so
+guard, tests, evals, sweeps and report can all be derived from it without asking again.
+"""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from harness.domain.cell import Arch, Cell, Dtype, Phase
+from harness.domain.record import Name, Record
+
+__all__ = ["Architecture", "Claim", "Envelope", "Feature", "Range", "SpeedPromise", "Switch"]
+
+Feature = Literal[
+    "full_context", "temperature_sampling", "structured_output", "prefix_caching", "speculative_decoding"
+]
+"""Features of the serving engine that an optimisation must keep."""
+
+
+class Range(Record):
+    """Whole numbers from `min` to `max`, both included."""
+
+    min: int = Field(ge=0)
+    max: int = Field(ge=0)
+
+    @model_validator(mode="after")
+    def _is_not_empty(self) -> Self:
+        if self.max < self.min:
+            raise ValueError(f"range {self.min}..{self.max} is empty")
+        return self
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, int) and self.min <= value <= self.max
+
+
+class Architecture(Record):
+    """One architecture the claim names, and how far."""
+
+    arch: Arch
+    level: Literal["dispatched", "compiled"]
+    """`dispatched` needs run evidence; `compiled` is audited only, and the guard declines there."""
+
+
+class Envelope(Record):
+    """Where the optimisation applies.
+
+    The run-time guard, the tests, the evals and the sweeps all derive from it.
+    """
+
+    architectures: tuple[Architecture, ...] = Field(min_length=1)
+    tp: tuple[int, ...] = Field(min_length=1)
+    dcp: tuple[int, ...] = Field(min_length=1)
+    batch: Range
+    """Requests in a step."""
+    batch_buckets: tuple[int, ...] = Field(min_length=1)
+    """Upper edges of the dispatcher's batch buckets, rising; the last is `batch.max`."""
+    context: Range
+    drafts: Range
+    kv_dtypes: tuple[Dtype, ...] = Field(min_length=1)
+    phases: tuple[Phase, ...] = Field(min_length=1)
+    max_rows_per_step: int = Field(ge=1)
+    """Joint limit: requests x (drafts + 1)."""
+
+    @model_validator(mode="after")
+    def _admits_a_cell(self) -> Self:
+        if self.batch.min < 1 or self.context.min < 1:
+            raise ValueError("envelope.batch and envelope.context start at 1 or more")
+        if self.batch.min * (self.drafts.min + 1) > self.max_rows_per_step:
+            raise ValueError(
+                f"envelope admits no cell: batch {self.batch.min} x {self.drafts.min + 1} rows is over "
+                f"max_rows_per_step {self.max_rows_per_step}"
+            )
+        if (
+            list(self.batch_buckets) != sorted(set(self.batch_buckets))
+            or self.batch_buckets[-1] != self.batch.max
+        ):
+            raise ValueError("envelope.batch_buckets must rise and end at batch.max")
+        names = [a.arch for a in self.architectures]
+        if len(set(names)) != len(names):
+            raise ValueError("envelope.architectures names one architecture twice")
+        return self
+
+    def level(self, arch: str) -> str | None:
+        """`dispatched`, `compiled` or None for an architecture the claim does not name."""
+        return next((a.level for a in self.architectures if a.arch == arch), None)
+
+    def admits(self, cell: Cell) -> bool:
+        """Whether the optimised path must be taken in `cell`."""
+        return (
+            self.level(cell.arch) == "dispatched"
+            and cell.tp in self.tp
+            and cell.dcp in self.dcp
+            and cell.batch in self.batch
+            and cell.context in self.context
+            and cell.drafts in self.drafts
+            and cell.kv_dtype in self.kv_dtypes
+            and cell.phase in self.phases
+            and cell.rows <= self.max_rows_per_step
+        )
+
+
+class Switch(Record):
+    """The one setting that selects the optimised path."""
+
+    name: str
+    """Setting as the engine knows it, such as `decode_backend`."""
+    on: str
+    off: str
+    default: str
+    """Value when nobody sets it; opt-in means that it equals `off`."""
+
+    @model_validator(mode="after")
+    def _is_opt_in(self) -> Self:
+        if self.default != self.off:
+            raise ValueError(
+                f"switch {self.name!r} is not opt-in: default {self.default!r} is not {self.off!r}"
+            )
+        return self
+
+
+class SpeedPromise(Record):
+    """A promised gain over stock in one cell, with the conditions that make it comparable."""
+
+    arch: Arch
+    level: Literal["op", "layer", "step"]
+    subject: str
+    """What is timed: an op's name, `kda_moe`, `mla_moe`, or `decode_step`."""
+    tp: int
+    batch: int
+    context: int
+    ratio: float = Field(gt=0)
+    """Stock time over optimised time, at least."""
+    conditions: str
+    """What both arms leave out or share, such as the collectives that are absent."""
+
+
+class Claim(Record):
+    """What the change does, where, what it keeps and what it promises."""
+
+    schema_version: Literal[1] = 1
+    name: Name
+    pack: Name
+    summary: str = Field(min_length=1, max_length=2000)
+    envelope: Envelope
+    switch: Switch
+    features: tuple[Feature, ...]
+    """Features that still work inside and outside the envelope."""
+    state: tuple[str, ...]
+    """Names of the state that the optimised path may write."""
+    files: tuple[str, ...] = Field(min_length=1)
+    """Git-style globs of the files that the change may touch."""
+    speed: tuple[SpeedPromise, ...] = ()

@@ -1,0 +1,258 @@
+"""What a kernel package offers so that it can be judged. The harness knows packs only through this protocol.
+
+Packs register a zero-argument factory under the entry-point group `fasttrack.packs`. Tensors are `Any` here:
+the nouns must not import torch. Invariant: creating a pack and asking for its names, files and claim imports
+neither torch nor cutlass.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from harness.domain.cell import Cell
+from harness.domain.record import Record
+
+__all__ = [
+    "Arm", "Decision", "EvalItem", "EvalTask", "Generation", "KernelVariant", "OpContract", "OpParameter",
+    "Pack",
+    "Session", "SessionRequest",
+]  # fmt: skip
+
+Tensor = Any
+"""A `torch.Tensor`; typed loosely so that importing the nouns loads no torch."""
+Arm = Literal["stock", "optimised"]
+
+
+class Decision(Record):
+    """What the dispatcher decided for one step. The ledger is a sequence of these."""
+
+    step: int
+    phase: str
+    requests: int
+    rows: int
+    """Rows per request in the step (prompt tokens in a prefill)."""
+    tokens: int
+    batch_bucket: int | None
+    """Upper edge of the bucket, None outside the envelope."""
+    is_graph: bool
+    tp: int
+    dcp: int
+    drafts: int
+    context_min: int
+    context_max: int
+    path: Arm
+    reason: str
+    """`taken`, or the reason code of a decline."""
+    layer_paths: str
+    """One letter a layer: `o` optimised, `s` stock."""
+    collective: str = "none"
+
+
+class OpParameter(Record):
+    """One keyword argument of an op."""
+
+    name: str
+    role: Literal["weight", "activation", "index", "state", "output", "workspace", "scalar"]
+    is_exact: bool = False
+    token_axis: int | None = 0
+
+
+class OpContract(Record):
+    """An op as the harness sees it, without code."""
+
+    name: str
+    parameters: tuple[OpParameter, ...]
+    regimes: tuple[str, ...]
+    implementations: tuple[Literal["cpu", "cute"], ...]
+    files: tuple[str, ...]
+    """Repository paths whose change invalidates evidence about this op."""
+
+
+class KernelVariant(Record):
+    """One kernel at one set of compile-time constants, to be compiled in a child process for one
+    architecture.
+    """
+
+    op: str
+    name: str
+    architectures: tuple[str, ...]
+    parameters: tuple[tuple[str, str], ...]
+    """Tensor parameters in launch order, each with its role."""
+    source: str
+    """Repository path of the kernel's module."""
+    is_smoke: bool
+    max_cluster: int = 1
+    expected: tuple[tuple[str, int], ...] = ()
+
+
+class SessionRequest(Record):
+    """How to open a model for one arm."""
+
+    model: str
+    """A preset of the pack, such as `nano` or `canary`."""
+    arm: Arm
+    implementation: Literal["cpu", "cute"] = "cpu"
+    tp: int = 1
+    max_requests: int
+    max_context: int
+    drafts: int = 0
+    kv_dtype: Literal["bf16", "fp8"] = "bf16"
+    seed: int = 0
+    """Of synthetic weights, where the model has no trained ones."""
+    is_graph: bool = False
+    poisoned_op: str | None = None
+    """Op whose output is made visibly wrong on the optimised path."""
+    poison_scale: float = 1.05
+    """Factor on the poisoned op's output (for integer outputs the pack says what it does instead)."""
+    is_oracle: bool = False
+    """Run the float64 oracle instead of either arm (small models only)."""
+
+
+class Session(Protocol):
+    """A model with its caches and slots, driven step by step.
+
+    Log-probabilities are fp32 [rows, vocab] tensors.
+    """
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[list[int], Tensor]:
+        """Take new requests in; gives their ids and the log-probabilities after each last prompt
+        token, [B, vocab].
+        """
+
+    def decode(self, requests: Sequence[int], tokens: Sequence[int]) -> Tensor:
+        """One decode step: append one token to each request; log-probabilities of the next one, [B,
+        vocab].
+        """
+
+    def verify(
+        self, requests: Sequence[int], rows: Sequence[Sequence[int]], accepted: Sequence[int]
+    ) -> Tensor:
+        """One speculative step: `rows[i]` draft rows for request i, then keep the first `accepted[i]`.
+
+        Gives log-probabilities for every row, [sum of rows, vocab].
+        """
+
+    def finish(self, requests: Sequence[int]) -> None:
+        """Free the slots and pages of requests."""
+
+    def launches(self) -> Mapping[str, int]:
+        """Kernel launches of optimised ops by op, counted by the kernels themselves since the session
+        opened.
+        """
+
+    def watched(self) -> Mapping[str, Tensor]:
+        """Every tensor reachable from the engine by name: weights, caches, slots, shared buffers."""
+
+    def writable(self, requests: Sequence[int]) -> Mapping[str, Tensor]:
+        """Boolean masks (same shapes as in `watched`) of what a decode step of `requests` may write."""
+
+    def switch(self, arm: Arm) -> None:
+        """Turn the optimised path on or off between steps; state stays."""
+
+    def close(self) -> None:
+        """Release everything; the process is then as if the session had never been."""
+
+
+class EvalItem(Record):
+    """One question of an embedded task, already in tokens."""
+
+    id: str
+    prompt: tuple[int, ...]
+    target: tuple[int, ...]
+    """Expected tokens, stop token included."""
+    max_tokens: int
+    context: int
+    """Tokens of prompt and target together."""
+
+
+class Generation(Record):
+    """What a model answered to one item."""
+
+    item: str
+    tokens: tuple[int, ...]
+    finish: Literal["stop", "length", "error"]
+
+
+class EvalTask(Record):
+    """An embedded task that the pack can generate and score."""
+
+    name: str
+    """Such as `mrcr_canary`."""
+    model: str
+    """Preset that answers it."""
+    smoke_items: int
+    full_items: int
+    stop_token: int
+    min_score: float
+    """Stock must reach it, or the eval proves nothing."""
+
+
+class Pack(Protocol):
+    """A kernel package under judgement."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def root(self) -> Path:
+        """Folder of the package."""
+
+    @property
+    def repository_prefix(self) -> str:
+        """Where the package lies in its repository, such as `kernels/k3_decode/`."""
+
+    def claim_file(self) -> Path:
+        """The claim beside the kernels."""
+
+    def ops(self) -> tuple[OpContract, ...]:
+        """Every fused op."""
+
+    def ops_of_file(self, path: str) -> tuple[str, ...]:
+        """Ops whose evidence a change of this repository path invalidates; empty: none."""
+
+    def variants(self) -> tuple[KernelVariant, ...]:
+        """Every compiled kernel. Reads descriptions only; compiles nothing."""
+
+    def compile_command(self, architecture: str, variants: Sequence[str], folder: Path) -> tuple[str, ...]:
+        """Command line of a child process that compiles variants and leaves
+        `<name>.{ptx,cubin,sass,json}` in folder.
+        """
+
+    def make_args(self, op: str, cell: Cell, regime: str, seed: int, device: str) -> dict[str, Any]:
+        """Fresh arguments of one call; outputs poisoned."""
+
+    def oracle(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Tensor]:
+        """Float64 or exact truth of every written argument."""
+
+    def run_stock(self, op: str, args: Mapping[str, Any]) -> None:
+        """The stock composition, in place."""
+
+    def run_optimised(self, op: str, implementation: str, args: Mapping[str, Any], launches: Tensor) -> None:
+        """The optimised op, in place; adds to `launches`."""
+
+    def launch_index(self, op: str) -> int:
+        """Place of an op in the launch counters."""
+
+    def admits_op(self, op: str, cell: Cell) -> bool:
+        """Whether the pack's own guard takes the optimised op in this cell."""
+
+    def open_session(self, request: SessionRequest, observer: Callable[[Decision], None] | None) -> Session:
+        """Load a model for one arm. The observer is called once a step, before it runs."""
+
+    def decline_reasons(self) -> tuple[str, ...]:
+        """The closed list of reason codes that the dispatcher gives."""
+
+    def eval_tasks(self) -> tuple[EvalTask, ...]:
+        """Embedded tasks; empty where the pack has no trained model."""
+
+    def eval_items(self, task: str, count: int, seed: int) -> tuple[EvalItem, ...]:
+        """Items of an embedded task; the same seed gives the same items."""
+
+    def eval_score(self, task: str, item: EvalItem, answer: Sequence[int]) -> float:
+        """Score in 0..1 of one answer."""
+
+    def traffic(self, op: str, cell: Cell, experts_touched: int | None) -> tuple[int, int]:
+        """(bytes, floating-point operations) that one call must move and do, from formulas."""

@@ -1,0 +1,57 @@
+"""policy x claim x change x machine: what will be checked.
+
+Printed before anything runs; outcomes are bound to its digest.
+"""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from harness.domain.change import Change
+from harness.domain.check import Check, CheckId, StageName
+from harness.domain.claim import Claim
+from harness.domain.machine import Machine, Tier
+from harness.domain.policy import Policy
+from harness.domain.record import Digest, Record
+
+__all__ = ["Plan"]
+
+
+class Plan(Record):
+    """Everything that decides what runs; two runs with equal digests ask the same questions."""
+
+    schema_version: Literal[1] = 1
+    harness_version: str
+    harness_digest: Digest
+    """sha256 over the harness's own source files, so that an edited judge is another judge."""
+    pack: str
+    pack_digest: Digest
+    """sha256 over the pack's source files as they are on disk."""
+    claim: Claim
+    policy: Policy
+    change: Change
+    machine: Machine
+    tier: Tier
+    is_full: bool = False
+    nonce: str = Field(pattern=r"^[0-9a-f]{16}$")
+    """Fixed at plan time and recorded: with the head SHA it gives every seed, so inputs cannot be known
+    beforehand.
+    """
+    checks: tuple[Check, ...]
+
+    @model_validator(mode="after")
+    def _ids_are_unique(self) -> Self:
+        ids = [c.id for c in self.checks]
+        if len(set(ids)) != len(ids):
+            twice = sorted({i for i in ids if ids.count(i) > 1})
+            raise ValueError(f"plan has two checks with one id: {', '.join(twice[:5])}")
+        return self
+
+    @property
+    def required(self) -> tuple[CheckId, ...]:
+        """Ids of required checks, in plan order."""
+        return tuple(c.id for c in self.checks if c.is_required)
+
+    def of_stage(self, stage: StageName) -> tuple[Check, ...]:
+        """Checks of one stage, in plan order."""
+        return tuple(c for c in self.checks if c.stage is stage)
