@@ -1,0 +1,206 @@
+"""The machine instructions that the kernels share: 16-byte loads and stores, bf16 pairs, exchanges, launch
+counting.
+
+Invariant: activations are read by coherent loads only (`load_activation`, `ld.global`), each a volatile
+statement with a memory clobber, so that no compiler may move one above `griddepcontrol.wait`; constant
+weights alone take the non-coherent path (`load_weight`, `ld.global.nc`). Addresses in device memory are
+64-bit byte addresses (`Int64`), addresses in shared memory 32-bit ones. What leaves these functions is a
+register (`Int32` word, `Float32`); a word holds two bf16, the lower address in the low half.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from cutlass import Float32, Int32, Int64
+from cutlass._mlir.dialects import llvm
+
+__all__ = [
+    "Words",
+    "add_launch",
+    "asm",
+    "bulk_load",
+    "byte_address",
+    "cluster_address",
+    "copy_async",
+    "high_half",
+    "load_activation",
+    "load_activation_word",
+    "load_matrix",
+    "load_weight",
+    "load_weight_f32",
+    "low_half",
+    "mma_bf16",
+    "pack_halves",
+    "prefetch_line",
+    "shared_load",
+    "shared_load_f32",
+    "shared_store",
+    "shared_store_f32",
+    "store_remote_f32",
+    "store_word",
+    "store_words",
+    "store_f32",
+]
+
+Words = tuple[Int32, Int32, Int32, Int32]
+"""16 bytes in four registers."""
+
+
+def asm(
+    template: str, constraints: str, args: Sequence[Any], results: Sequence[Any] = (), is_pure: bool = False
+) -> Any:
+    """One inline PTX statement; without `is_pure` it is volatile and clobbers memory, so it keeps its place.
+
+    `results` lists the DSL types of the outputs: none gives `None`, one a value, several a tuple.
+    """
+    types = [kind.mlir_type for kind in results]
+    kind = None if not types else types[0] if len(types) == 1 else llvm.StructType.get_literal(types)
+    clobbers = "" if is_pure else ",~{memory}" if constraints else "~{memory}"
+    value = llvm.inline_asm(
+        kind,
+        [arg.ir_value() for arg in args],
+        template,
+        constraints + clobbers,
+        has_side_effects=not is_pure,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+    if not types:
+        return None
+    if len(types) == 1:
+        return results[0](value)
+    return tuple(
+        r(llvm.extractvalue(t, value, [i])) for i, (r, t) in enumerate(zip(results, types, strict=True))
+    )
+
+
+def byte_address(tensor: Any) -> Int64:
+    """Device address of a tensor's first element."""
+    return tensor.iterator.toint()
+
+
+def load_weight(address: Int64) -> Words:
+    """16 constant bytes, read once: non-coherent, not kept in L1, the L2 line's neighbours fetched along."""
+    template = "ld.global.nc.L1::no_allocate.L2::256B.v4.b32 {$0,$1,$2,$3}, [$4];"
+    return asm(template, "=r,=r,=r,=r,l", [address], [Int32] * 4)
+
+
+def load_weight_f32(address: Int64) -> tuple[Float32, ...]:
+    """Four constant fp32 values."""
+    return asm("ld.global.nc.v4.f32 {$0,$1,$2,$3}, [$4];", "=f,=f,=f,=f,l", [address], [Float32] * 4)
+
+
+def load_activation(address: Int64) -> Words:
+    """16 bytes that an earlier kernel wrote."""
+    return asm("ld.global.v4.b32 {$0,$1,$2,$3}, [$4];", "=r,=r,=r,=r,l", [address], [Int32] * 4)
+
+
+def load_activation_word(address: Int64) -> Int32:
+    """4 bytes that an earlier kernel wrote."""
+    return asm("ld.global.b32 $0, [$1];", "=r,l", [address], [Int32])
+
+
+def store_words(address: Int64, words: Words) -> None:
+    """16 bytes to device memory."""
+    asm("st.global.v4.b32 [$0], {$1,$2,$3,$4};", "l,r,r,r,r", [address, *words])
+
+
+def store_word(address: Int64, word: Int32) -> None:
+    """4 bytes to device memory."""
+    asm("st.global.b32 [$0], $1;", "l,r", [address, word])
+
+
+def store_f32(address: Int64, value: Float32) -> None:
+    """One fp32 value to device memory."""
+    asm("st.global.f32 [$0], $1;", "l,f", [address, value])
+
+
+def prefetch_line(address: Int64) -> None:
+    """Ask for the 128-byte line at `address` to be in L2; reads nothing into the program."""
+    asm("prefetch.global.L2 [$0];", "l", [address])
+
+
+def low_half(word: Int32) -> Float32:
+    """The bf16 at the lower address, as fp32."""
+    return asm("shl.b32 $0, $1, 16;", "=f,r", [word], [Float32], is_pure=True)
+
+
+def high_half(word: Int32) -> Float32:
+    """The bf16 at the higher address, as fp32."""
+    return asm("and.b32 $0, $1, 0xffff0000;", "=f,r", [word], [Float32], is_pure=True)
+
+
+def pack_halves(low: Float32, high: Float32) -> Int32:
+    """Two fp32 rounded to bf16 (to nearest even; NaN and infinities kept), `low` at the lower address."""
+    return asm("cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f", [high, low], [Int32], is_pure=True)
+
+
+def shared_load(address: Int32) -> Words:
+    """16 bytes of shared memory."""
+    return asm("ld.shared.v4.b32 {$0,$1,$2,$3}, [$4];", "=r,=r,=r,=r,r", [address], [Int32] * 4)
+
+
+def shared_load_f32(address: Int32) -> Float32:
+    """One fp32 value of shared memory."""
+    return asm("ld.shared.f32 $0, [$1];", "=f,r", [address], [Float32])
+
+
+def shared_store(address: Int32, words: Words) -> None:
+    """16 bytes to shared memory."""
+    asm("st.shared.v4.b32 [$0], {$1,$2,$3,$4};", "r,r,r,r,r", [address, *words])
+
+
+def shared_store_f32(address: Int32, value: Float32) -> None:
+    """One fp32 value to shared memory."""
+    asm("st.shared.f32 [$0], $1;", "r,f", [address, value])
+
+
+def cluster_address(address: Int32, rank: Int32) -> Int32:
+    """The address, seen from here, of the same place in the shared memory of block `rank` of the cluster."""
+    return asm("mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r", [address, rank], [Int32], is_pure=True)
+
+
+def store_remote_f32(address: Int32, value: Float32, barrier: Int32) -> None:
+    """One fp32 value to a block of the cluster; its 4 bytes count towards that block's `barrier`.
+
+    Both addresses come from `cluster_address`.
+    """
+    template = "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [$0], $1, [$2];"
+    word = asm("mov.b32 $0, $1;", "=r,f", [value], [Int32], is_pure=True)
+    asm(template, "r,r,r", [address, word, barrier])
+
+
+def copy_async(shared: Int32, address: Int64) -> None:
+    """16 bytes from device to shared memory by `cp.async`, around L1; ordered by commit and wait groups."""
+    asm("cp.async.cg.shared.global.L2::256B [$0], [$1], 16;", "r,l", [shared, address])
+
+
+def bulk_load(shared: Int32, address: Int64, size: Int32, barrier: Int32) -> None:
+    """`size` consecutive bytes (a multiple of 16) to shared memory by the copy engine; `barrier` counts them.
+
+    One thread issues it, after arriving on the barrier with the expected bytes.
+    """
+    template = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
+    asm(template, "r,l,r,r", [shared, address, size, barrier])
+
+
+def load_matrix(address: Int32) -> Words:
+    """Four 8x8 bf16 matrices by `ldmatrix`; lane l gives the row address of row l%8 of matrix l//8."""
+    template = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0,$1,$2,$3}, [$4];"
+    return asm(template, "=r,=r,=r,=r,r", [address], [Int32] * 4)
+
+
+def mma_bf16(a: Sequence[Int32], b: Sequence[Int32], c: Sequence[Float32]) -> tuple[Float32, ...]:
+    """16x8 += 16x16 @ 16x8 on one warp: bf16 operands, fp32 accumulator, by `mma.sync`."""
+    template = (
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
+    )
+    constraints = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
+    return asm(template, constraints, [*a, *b, *c], [Float32] * 4, is_pure=True)
+
+
+def add_launch(counter: Int64) -> None:
+    """Count this launch at device address `counter` (int32), by one relaxed add of the calling thread."""
+    one = Int32(1)
+    asm("red.relaxed.gpu.global.add.s32 [$0], $1;", "l,r", [counter, one])
