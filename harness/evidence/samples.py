@@ -1,0 +1,149 @@
+"""Samples on disk: a JSON header a check, and one Parquet file a table with every raw row.
+
+Invariant: what `read_samples` gives equals what `write_samples` took, value by value and type by type, so
+that judging again starts from the same input. Columns of one type are plain Parquet columns, for other
+tools to read; a column that mixes types holds JSON text and says so in its metadata.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import ValidationError
+
+from harness.domain.bundle import SamplesHeader
+from harness.domain.check import Samples, SampleTable
+from harness.domain.errors import EvidenceError
+from harness.domain.record import Scalar
+from harness.evidence.names import SAMPLES_HEADER, samples_folder, table_file
+from harness.evidence.strict_json import load_record, open_regular
+
+__all__ = ["read_header", "read_samples", "read_table", "write_samples"]
+
+MAX_HEADER_BYTES = 16 * 2**20
+MAX_CELLS = 20_000_000
+MAX_COLUMNS = 512
+MAX_TABLE_BYTES = 2**30
+"""Uncompressed; larger than any table of a full run, small enough to hold."""
+_MIXED = b"fasttrack.mixed"
+_INT64 = range(-(2**63), 2**63)
+
+
+def write_samples(folder: Path, samples: Samples) -> None:
+    """Write the samples of one check into a new folder."""
+    folder.mkdir(parents=True)
+    for table in samples.tables:
+        arrays, fields = [], []
+        for place, name in enumerate(table.columns):
+            field, array = _encode(name, [row[place] for row in table.rows])
+            fields.append(field)
+            arrays.append(array)
+        content = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+        path = folder / f"{table.name}.parquet"
+        pq.write_table(content, path, compression="zstd", store_schema=False)
+        _sync(path)
+    header = SamplesHeader(
+        check=samples.check,
+        tier=samples.tier,
+        ended=samples.ended,
+        detail=samples.detail,
+        duration_s=samples.duration_s,
+        findings=samples.findings,
+        tables=tuple(t.name for t in samples.tables),
+    )
+    path = folder / SAMPLES_HEADER
+    path.write_bytes(header.canonical())
+    _sync(path)
+
+
+def read_header(root: Path, check: str) -> SamplesHeader:
+    """Header of a check's samples; raises `EvidenceError` where it is missing, bad or another check's."""
+    path = root / samples_folder(check) / SAMPLES_HEADER
+    header = load_record(path, SamplesHeader, MAX_HEADER_BYTES)
+    if header.check != check:
+        raise EvidenceError(f"{path}: holds the samples of {header.check}, not of {check}")
+    return header
+
+
+def read_samples(root: Path, check: str) -> Samples:
+    """Samples of one check of the bundle or run at `root`; raises `EvidenceError`."""
+    header = read_header(root, check)
+    return Samples(
+        check=header.check,
+        tier=header.tier,
+        ended=header.ended,
+        detail=header.detail,
+        duration_s=header.duration_s,
+        findings=header.findings,
+        tables=tuple(read_table(root / table_file(check, name), name) for name in header.tables),
+    )
+
+
+def read_table(path: Path, name: str) -> SampleTable:
+    """One table; raises `EvidenceError` for a file that is no Parquet of ours or is over the limits."""
+    try:
+        with os.fdopen(open_regular(path), "rb") as raw:
+            file = pq.ParquetFile(
+                raw, thrift_string_size_limit=2**26, thrift_container_size_limit=2**20, pre_buffer=False
+            )
+            _require_bounded(file.metadata)
+            content = file.read()
+        columns = tuple(content.schema.names)
+        values = [_decode(field, content.column(i)) for i, field in enumerate(content.schema)]
+        return SampleTable(name=name, columns=columns, rows=tuple(zip(*values, strict=True)))
+    except EvidenceError as error:
+        raise EvidenceError(f"{path}: {error}") from error
+    except (pa.ArrowException, OSError, ValueError, ValidationError, MemoryError) as error:
+        raise EvidenceError(f"{path}: is no readable sample table: {str(error)[:200]}") from None
+
+
+def _encode(name: str, values: Sequence[Scalar]) -> tuple[pa.Field, pa.Array]:
+    kinds = {type(v) for v in values if v is not None}
+    if not kinds:
+        kind = pa.null()
+    elif kinds == {bool}:
+        kind = pa.bool_()
+    elif kinds == {float}:
+        kind = pa.float64()
+    elif kinds == {str}:
+        kind = pa.string()
+    elif kinds == {int} and all(v is None or v in _INT64 for v in values):
+        kind = pa.int64()
+    else:
+        text = [None if v is None else json.dumps(v) for v in values]
+        return pa.field(name, pa.string(), metadata={_MIXED: b"json"}), pa.array(text, pa.string())
+    return pa.field(name, kind), pa.array(values, kind)
+
+
+def _decode(field: pa.Field, column: pa.ChunkedArray) -> list[Scalar]:
+    allowed = (pa.null(), pa.bool_(), pa.int64(), pa.float64(), pa.string())
+    if field.type not in allowed:
+        # A null column has no Parquet type of its own and comes back as int32 without values.
+        if column.null_count == len(column):
+            return [None] * len(column)
+        raise EvidenceError(f"column {field.name!r} has type {field.type}, which samples never have")
+    values: list[Scalar] = column.to_pylist()
+    if field.metadata and _MIXED in field.metadata:
+        values = [None if v is None else json.loads(str(v)) for v in values]
+        if any(not isinstance(v, bool | int | float | str | None) for v in values):
+            raise EvidenceError(f"column {field.name!r} holds something that is no scalar")
+    return values
+
+
+def _require_bounded(metadata: pq.FileMetaData) -> None:
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    size = sum(group.total_byte_size for group in groups)
+    cells = metadata.num_rows * metadata.num_columns
+    if metadata.num_columns > MAX_COLUMNS or cells > MAX_CELLS or size > MAX_TABLE_BYTES or cells < 0:
+        raise EvidenceError(
+            f"has {metadata.num_rows} rows of {metadata.num_columns} columns ({size} bytes), over the limits "
+            f"({MAX_CELLS} cells, {MAX_COLUMNS} columns, {MAX_TABLE_BYTES} bytes)"
+        )
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
