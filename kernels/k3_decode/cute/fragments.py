@@ -1,0 +1,209 @@
+"""Register-level pieces of the attention kernels: narrow and predicated accesses, transposed fragments, gate functions.
+
+Invariant: as in `instructions`, activations and states take coherent, volatile loads; nothing here reads ahead of a wait
+by itself. It leaves addresses and barriers to its callers.
+"""
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+
+from k3_decode.cute.instructions import Words, asm
+
+__all__ = [
+    "LOG2E",
+    "bf16_of",
+    "choose_address",
+    "choose_word",
+    "exp2",
+    "float_of",
+    "load_bf16",
+    "load_constant",
+    "load_f32x4",
+    "load_pair",
+    "load_matrix_transposed",
+    "log2",
+    "mask_word",
+    "pick",
+    "reciprocal",
+    "shared_load_f32x4",
+    "shared_load_word",
+    "shared_store_bf16",
+    "shared_store_f32x4",
+    "shared_store_word",
+    "sigmoid",
+    "sum_lanes",
+    "store_bf16",
+    "store_f32x4_if",
+    "store_f32_if",
+    "store_pair_if",
+    "store_remote",
+    "store_remote_f32",
+    "store_word_if",
+    "store_words_if",
+]
+
+LOG2E = 1.4426950408889634
+
+
+def exp2(x: Float32) -> Float32:
+    """2^x by the approximate unit (2 ulp); -inf gives 0."""
+    return asm("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], [Float32], is_pure=True)
+
+
+def log2(x: Float32) -> Float32:
+    """log2(x) by the approximate unit; 0 gives -inf."""
+    return asm("lg2.approx.f32 $0, $1;", "=f,f", [x], [Float32], is_pure=True)
+
+
+def reciprocal(x: Float32) -> Float32:
+    """1/x by the approximate unit (1 ulp); inf gives 0."""
+    return asm("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], [Float32], is_pure=True)
+
+
+def sigmoid(x: Float32) -> Float32:
+    """1 / (1 + e^-x)."""
+    return reciprocal(exp2(x * -LOG2E) + 1.0)
+
+
+def sum_lanes(values: list[Float32], offsets: tuple[int, ...]) -> list[Float32]:
+    """Butterfly sums of independent values over the lanes that `offsets` (powers of two) span."""
+    for offset in offsets:
+        values = [v + cute.arch.shuffle_sync_bfly(v, offset) for v in values]
+    return values
+
+
+def float_of(word: Int32) -> Float32:
+    """The same 32 bits as fp32."""
+    return asm("mov.b32 $0, $1;", "=f,r", [word], [Float32], is_pure=True)
+
+
+def bf16_of(value: Float32) -> Int32:
+    """The bf16 rounding of `value` in the low half of a word."""
+    return asm("{.reg .b16 h; cvt.rn.bf16.f32 h, $1; cvt.u32.u16 $0, h;}", "=r,f", [value], [Int32], is_pure=True)
+
+
+def mask_word(word: Int32, is_kept: Int32) -> Int32:
+    """`word` where `is_kept` is not 0, else 0."""
+    template = "{.reg .pred p; setp.ne.b32 p, $2, 0; selp.b32 $0, $1, 0, p;}"
+    return asm(template, "=r,r,r", [word, is_kept], [Int32], is_pure=True)
+
+
+def load_bf16(address: Int64) -> Float32:
+    """One bf16 that an earlier kernel wrote, as fp32."""
+    template = "{.reg .b32 t; ld.global.u16 t, [$1]; shl.b32 $0, t, 16;}"
+    return asm(template, "=f,l", [address], [Float32])
+
+
+def load_pair(address: Int64) -> tuple[Int32, Int32]:
+    """8 bytes that an earlier kernel wrote."""
+    words: tuple[Int32, Int32] = asm("ld.global.v2.b32 {$0,$1}, [$2];", "=r,=r,l", [address], [Int32] * 2)
+    return words
+
+
+def load_f32x4(address: Int64) -> tuple[Float32, ...]:
+    """Four fp32 of a state, read once: coherent, not kept in L1."""
+    template = "ld.global.L1::no_allocate.v4.f32 {$0,$1,$2,$3}, [$4];"
+    values: tuple[Float32, ...] = asm(template, "=f,=f,=f,=f,l", [address], [Float32] * 4)
+    return values
+
+
+def store_f32x4_if(address: Int64, values: tuple[Float32, ...], condition: Int32) -> None:
+    """16 bytes to device memory where `condition` is not 0."""
+    template = "{.reg .pred p; setp.ne.b32 p, $5, 0; @p st.global.v4.f32 [$0], {$1,$2,$3,$4};}"
+    asm(template, "l,f,f,f,f,r", [address, *values, condition])
+
+
+def store_words_if(address: Int64, words: Words, condition: Int32) -> None:
+    """16 bytes to device memory where `condition` is not 0."""
+    template = "{.reg .pred p; setp.ne.b32 p, $5, 0; @p st.global.v4.b32 [$0], {$1,$2,$3,$4};}"
+    asm(template, "l,r,r,r,r,r", [address, *words, condition])
+
+
+def store_pair_if(address: Int64, words: tuple[Int32, Int32], condition: Int32) -> None:
+    """8 bytes to device memory where `condition` is not 0."""
+    template = "{.reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.v2.b32 [$0], {$1,$2};}"
+    asm(template, "l,r,r,r", [address, *words, condition])
+
+
+def store_word_if(address: Int64, word: Int32, condition: Int32) -> None:
+    """4 bytes to device memory where `condition` is not 0."""
+    asm("{.reg .pred p; setp.ne.b32 p, $2, 0; @p st.global.b32 [$0], $1;}", "l,r,r", [address, word, condition])
+
+
+def store_f32_if(address: Int64, value: Float32, condition: Int32) -> None:
+    """One fp32 to device memory where `condition` is not 0."""
+    asm("{.reg .pred p; setp.ne.b32 p, $2, 0; @p st.global.f32 [$0], $1;}", "l,f,r", [address, value, condition])
+
+
+def store_bf16(address: Int64, value: Float32) -> None:
+    """One fp32 rounded to bf16 to device memory."""
+    asm("{.reg .b16 h; cvt.rn.bf16.f32 h, $1; st.global.b16 [$0], h;}", "l,f", [address, value])
+
+
+def shared_load_word(address: Int32) -> Int32:
+    """4 bytes of shared memory."""
+    return asm("ld.shared.b32 $0, [$1];", "=r,r", [address], [Int32])
+
+
+def shared_store_word(address: Int32, word: Int32) -> None:
+    """4 bytes to shared memory."""
+    asm("st.shared.b32 [$0], $1;", "r,r", [address, word])
+
+
+def shared_store_bf16(address: Int32, value: Float32) -> None:
+    """One fp32 rounded to bf16 to shared memory."""
+    asm("{.reg .b16 h; cvt.rn.bf16.f32 h, $1; st.shared.b16 [$0], h;}", "r,f", [address, value])
+
+
+def shared_load_f32x4(address: Int32) -> tuple[Float32, ...]:
+    """Four fp32 of shared memory."""
+    template = "ld.shared.v4.f32 {$0,$1,$2,$3}, [$4];"
+    values: tuple[Float32, ...] = asm(template, "=f,=f,=f,=f,r", [address], [Float32] * 4)
+    return values
+
+
+def shared_store_f32x4(address: Int32, values: tuple[Float32, ...]) -> None:
+    """Four fp32 to shared memory."""
+    asm("st.shared.v4.f32 [$0], {$1,$2,$3,$4};", "r,f,f,f,f", [address, *values])
+
+
+def store_remote(address: Int32, words: Words) -> None:
+    """16 bytes to the shared memory of a block of the cluster; a cluster barrier must follow before they are read."""
+    asm("st.shared::cluster.v4.b32 [$0], {$1,$2,$3,$4};", "r,r,r,r,r", [address, *words])
+
+
+def store_remote_f32(address: Int32, value: Float32) -> None:
+    """One fp32 to the shared memory of a block of the cluster; a cluster barrier must follow before it is read."""
+    asm("st.shared::cluster.f32 [$0], $1;", "r,f", [address, value])
+
+
+def load_matrix_transposed(address: Int32) -> Words:
+    """Four 8x8 bf16 matrices by `ldmatrix.trans`; lane l gives the row address of row l%8 of matrix l//8."""
+    template = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0,$1,$2,$3}, [$4];"
+    words: Words = asm(template, "=r,=r,=r,=r,r", [address], [Int32] * 4)
+    return words
+
+
+def load_constant(address: Int64) -> Float32:
+    """One constant fp32 value."""
+    return asm("ld.global.nc.f32 $0, [$1];", "=f,l", [address], [Float32])
+
+
+def choose_word(is_first: Int32, first: Int32, second: Int32) -> Int32:
+    """`first` where `is_first` is not 0, else `second`, without a branch."""
+    template = "{.reg .pred p; setp.ne.b32 p, $3, 0; selp.b32 $0, $1, $2, p;}"
+    return asm(template, "=r,r,r,r", [first, second, is_first], [Int32], is_pure=True)
+
+
+def choose_address(is_first: Int32, first: Int64, second: Int64) -> Int64:
+    """The same for device addresses."""
+    template = "{.reg .pred p; setp.ne.b32 p, $3, 0; selp.b64 $0, $1, $2, p;}"
+    return asm(template, "=l,l,l,r", [first, second, is_first], [Int64], is_pure=True)
+
+
+def pick(values: list[Int32], index: Int32) -> Int32:
+    """`values[index]` for a run-time index, from registers; an index past the end gives the last."""
+    value = values[-1]
+    for i in range(len(values) - 1):
+        value = choose_word(Int32(index == i), values[i], value)
+    return value

@@ -1,0 +1,539 @@
+"""Kimi Delta Attention of one step in one kernel: convolution, gates, low-rank decay, delta rule, per-head norm and gate.
+
+Scope: sm_90a (run), sm_100a and sm_103a (compiled). Any head count; any request count in plain decode (`rows` 1), and
+verify with 2 to 8 rows a request. Refused: rows above 8, dtypes other than bf16 activations and fp32 state, row strides
+that are no multiple of 8 elements, slot strides that are no multiple of 4 (state) or 8 (conv) elements.
+
+Layout: a cluster of `split` blocks shares one head; block r keeps rows r x 128/split onward of the head's state S [V, K].
+In plain decode a block walks over `steps` requests (state of the next one is loaded while one is computed); in verify over
+the rows of one request with S in registers. 8 lanes share a row of S, 16 columns each. `packed` [B, kda_in_rows] bf16 (q, k,
+v, g of 128 H channels each, f_a 128, beta H), `conv_weight` [3,4,P] fp32, `decay_weight` [P,128] bf16, `a_log` [H],
+`dt_bias` [P], `norm_weight` [128] fp32 are constant; `conv_state` [slots, 3+rows-1, 3P] bf16 and `state` [slots,H,128,128]
+fp32 are updated in place, `out` [B,P] bf16 is written. A request whose first slot is 0 or less is null: its outputs are
+zeros and nothing else is written.
+
+Numerics: everything from the convolution to the gate is fp32, decay logits included (bf16 operands, fp32 accumulation by
+mma, not rounded between). Per row of S the products with k and with q are taken in one pass over the decayed state, as
+S_new q = (aS) q + beta (v - (aS) k)(k q). Sums run over 16 columns in ascending order and then over lanes and blocks in a
+fixed order, so the bits depend on the split but not on the batch or on timing. Gates use the approximate exponential and
+reciprocal (2 ulp). The conv window is copied bit for bit. NaN and infinities propagate within their request and head.
+
+Validation: `tests/k3_decode/cute/test_kda_step.py` compiles every variant for the three architectures and replays the lane
+maps in numpy; its GPU tests compare with the float64 oracle over heads, batches, rows and input regimes, the conv state bit
+for bit, and graph replays with changed inputs. sm_100a and sm_103a were never run.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Int64
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
+from k3_decode.cute import fragments as frag
+from k3_decode.cute import instructions as ins
+from k3_decode.cute.reduction import choose
+from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Form", "form_of", "kda_step", "variants"]
+
+OP_INDEX = 2
+"""Place of the op in the launch counters."""
+DIM = 128
+"""Width of a head's keys and values, and the decay's low rank."""
+THREADS = 128
+WARPS = 4
+PASS_ROWS = 16
+"""Rows of S that the block's lanes cover at once: 8 lanes a row."""
+MAX_ROWS = 8
+
+Form = tuple[int, int, int, bool]
+"""split (blocks a head), steps (requests or rows a block walks over), mode, has_bound."""
+DECODE, VERIFY, VERIFY_ACCEPTED = 0, 1, 2
+"""Modes: one row a request; several; several, the first state chosen by `accepted`."""
+
+
+@cute.kernel
+def _kda(
+    packed: cute.Tensor,
+    conv_weight: cute.Tensor,
+    decay_weight: cute.Tensor,
+    a_log: cute.Tensor,
+    dt_bias: cute.Tensor,
+    norm_weight: cute.Tensor,
+    conv_state: cute.Tensor,
+    state: cute.Tensor,
+    slots: cute.Tensor,
+    accepted: cute.Tensor,
+    out: cute.Tensor,
+    launches: cute.Tensor,
+    lower_bound: Float32,
+    eps: Float32,
+    split: cutlass.Constexpr,
+    steps: cutlass.Constexpr,
+    mode: cutlass.Constexpr,
+    has_bound: cutlass.Constexpr,
+):
+    tid, _, _ = cute.arch.thread_idx()
+    rank, head, group = cute.arch.block_idx()
+    lane = tid % 32
+    warp = tid // 32
+    quad, quarter = lane // 4, lane % 4
+    part_lane, part_row = lane % 8, lane // 8
+    width = a_log.shape[0] * DIM
+    own_rows = DIM // split
+    passes = own_rows // PASS_ROWS
+    first_row = group * steps
+    last_row = packed.shape[0] - 1
+
+    decay_at = cute.arch.alloc_smem(Float32, steps * DIM, 16).toint()
+    query_at = cute.arch.alloc_smem(Float32, 2 * steps * DIM, 16).toint()
+    key_at = query_at + steps * DIM * 4
+    value_at = cute.arch.alloc_smem(Float32, steps * own_rows, 16).toint()
+    read_at = cute.arch.alloc_smem(Float32, steps * own_rows, 16).toint()
+    beta_at = cute.arch.alloc_smem(Float32, steps, 16).toint()
+    squares_at = cute.arch.alloc_smem(Float32, steps * WARPS, 16).toint()
+    blocks_at = cute.arch.alloc_smem(Float32, steps * split, 16).toint()
+
+    # Constants of the head, before the wait.
+    weight_at = ins.byte_address(decay_weight) + Int64(head * DIM + warp * 32 + quad) * (DIM * 2)
+    weight_at = weight_at + Int64(quarter * 16)
+    decay_words = [
+        [ins.load_weight(weight_at + (tile * 8 * DIM * 2 + chunk * 64)) for chunk in range(4)]
+        for tile in range(4)
+    ]
+    rate = frag.exp2(frag.load_constant(ins.byte_address(a_log) + Int64(head) * 4) * frag.LOG2E)
+    bias = frag.load_constant(ins.byte_address(dt_bias) + Int64(head * DIM + tid) * 4)
+    conv_at = ins.byte_address(conv_weight)
+    tap_bytes = Int64(width) * 4
+    part = warp % 2
+    channel = part * width + head * DIM + lane * 4
+    taps = _taps(conv_at + Int64(part * 4 * width + head * DIM + lane * 4) * 4, tap_bytes)
+    value_lanes = own_rows // 4
+    value_rounds = (steps * value_lanes + THREADS - 1) // THREADS
+    places = [THREADS - 1 - tid + i * THREADS for i in range(value_rounds)]
+    items = [cutlass.min(place, steps * value_lanes - 1) for place in places]
+    channels = [head * DIM + rank * own_rows + item % value_lanes * 4 for item in items]
+    value_taps = [_taps(conv_at + Int64(8 * width + c) * 4, tap_bytes) for c in channels]
+    final_pairs = steps * own_rows // 2
+    final_rounds = (final_pairs + THREADS - 1) // THREADS
+    pairs = [cutlass.min(tid + i * THREADS, final_pairs - 1) for i in range(final_rounds)]
+    pair_steps = [pair // (own_rows // 2) for pair in pairs]
+    pair_columns = [rank * own_rows + pair % (own_rows // 2) * 2 for pair in pairs]
+    norms_at = [ins.byte_address(norm_weight) + Int64(column) * 4 for column in pair_columns]
+    norms = [(frag.load_constant(at), frag.load_constant(at + 4)) for at in norms_at]
+    cute.arch.griddepcontrol_launch_dependents()
+    cute.arch.griddepcontrol_wait()
+
+    # The slots, and at once what hangs on them: the first tile of S and the conv windows.
+    slots_at = ins.byte_address(slots)
+    slots_bytes = Int64(slots.stride[0]) * 4
+    first = Int32(0)
+    if cutlass.const_expr(mode == DECODE):
+        rows = [cutlass.min(first_row + t, last_row) for t in range(steps)]
+        insides = [Int32(first_row + t <= last_row) for t in range(steps)]
+        targets = [ins.load_activation_word(slots_at + Int64(row) * slots_bytes) for row in rows]
+        lives = [Int32(target > 0) * inside for target, inside in zip(targets, insides, strict=True)]
+        homes, sources = targets, targets
+    else:
+        request_at = slots_at + Int64(group) * slots_bytes
+        targets = [ins.load_activation_word(request_at + 4 * t) for t in range(steps)]
+        lives, insides, homes = [Int32(targets[0] > 0)], [Int32(1)], [targets[0]]
+        sources = [targets[0]]
+        if cutlass.const_expr(mode == VERIFY_ACCEPTED):
+            first = ins.load_activation_word(ins.byte_address(accepted) + Int64(group) * 4) - 1
+            sources = [ins.load_activation_word(request_at + Int64(first) * 4)]
+    packed_at = ins.byte_address(packed)
+    row_bytes = Int64(packed.stride[0]) * 2
+    # Loads that need no slot: f_a (its row `quad` belongs to step `quad`), beta, gate, and this step's conv inputs.
+    f_a_at = packed_at + Int64(cutlass.min(first_row + cutlass.min(quad, steps - 1), last_row)) * row_bytes
+    f_a_at = f_a_at + Int64(4 * width + quarter * 8) * 2
+    low_rank = [ins.load_activation(f_a_at + chunk * 64) for chunk in range(4)]
+    step_of_beta = cutlass.min(first_row + cutlass.min(tid, steps - 1), last_row)
+    raw_beta = frag.load_bf16(packed_at + Int64(step_of_beta) * row_bytes + Int64(4 * width + DIM + head) * 2)
+    pair_rows = [cutlass.min(first_row + t, last_row) for t in pair_steps]
+    gates = [
+        ins.load_activation_word(packed_at + Int64(row) * row_bytes + Int64(3 * width + head * DIM + column) * 2)
+        for row, column in zip(pair_rows, pair_columns, strict=True)
+    ]
+
+    rounds = (2 * steps + WARPS - 1) // WARPS
+    owners = [warp // 2 + 2 * i for i in range(rounds)]
+    owner_steps = [cutlass.min(owner, steps - 1) for owner in owners]
+    value_steps = [item // value_lanes for item in items]
+    both_at = packed_at + Int64(channel) * 2
+    value_at_row = [packed_at + Int64(2 * width + c) * 2 for c in channels]
+    both_new = [frag.load_pair(both_at + Int64(cutlass.min(first_row + t, last_row)) * row_bytes) for t in owner_steps]
+    single_new = [
+        frag.load_pair(at + Int64(cutlass.min(first_row + t, last_row)) * row_bytes)
+        for at, t in zip(value_at_row, value_steps, strict=True)
+    ]
+    state_at = ins.byte_address(state)
+    state_bytes = Int64(state.stride[0]) * 4
+    tile_at = Int64(head * (DIM * DIM * 4) + (rank * own_rows + warp * 4 + part_row) * (DIM * 4) + part_lane * 16)
+    lines = [p * PASS_ROWS * DIM * 4 + i * 128 for p in range(passes) for i in range(4)]
+    source_at = [state_at + Int64(cutlass.max(source, 0)) * state_bytes + tile_at for source in sources]
+    tile = [frag.load_f32x4(source_at[0] + line) for line in lines]
+
+    window_at = ins.byte_address(conv_state)
+    slot_bytes = Int64(conv_state.stride[0]) * 2
+    entry_bytes = Int64(conv_state.stride[1]) * 2
+    both = []
+    for i in cutlass.range_constexpr(rounds):
+        t = owner_steps[i]
+        home_at = window_at + Int64(cutlass.max(frag.pick(homes, t), 0)) * slot_bytes + Int64(channel) * 2
+        both.append(_window(home_at, entry_bytes, both_at, row_bytes, first_row, t, first, mode, both_new[i]))
+    singles = []
+    for i in cutlass.range_constexpr(value_rounds):
+        t = value_steps[i]
+        home_at = window_at + Int64(cutlass.max(frag.pick(homes, t), 0)) * slot_bytes
+        home_at = home_at + Int64(2 * width + channels[i]) * 2
+        at = value_at_row[i]
+        singles.append(_window(home_at, entry_bytes, at, row_bytes, first_row, t, first, mode, single_new[i]))
+
+    zero = Int32(0)
+    for n in cutlass.range_constexpr(4):
+        sums = (Float32(0.0), Float32(0.0), Float32(0.0), Float32(0.0))
+        for chunk in cutlass.range_constexpr(4):
+            a, b = low_rank[chunk], decay_words[n][chunk]
+            sums = ins.mma_bf16((a[0], zero, a[1], zero), (b[0], b[1]), sums)
+            sums = ins.mma_bf16((a[2], zero, a[3], zero), (b[2], b[3]), sums)
+        if quad < steps:
+            place = decay_at + (quad * DIM + warp * 32 + n * 8 + quarter * 2) * 4
+            ins.shared_store_f32(place, sums[0])
+            ins.shared_store_f32(place + 4, sums[1])
+    cute.arch.sync_warp()
+    for t in cutlass.range_constexpr(steps):
+        place = decay_at + (t * DIM + tid) * 4
+        ins.shared_store_f32(place, _decay(ins.shared_load_f32(place) + bias, rate, lower_bound, has_bound))
+
+    for i in cutlass.range_constexpr(rounds):
+        y = _convolved(both[i], taps)
+        square = y[0] * y[0] + y[1] * y[1] + y[2] * y[2] + y[3] * y[3]
+        square = frag.sum_lanes([square], (16, 8, 4, 2, 1))[0]
+        scale = cute.rsqrt(square + 1e-6) * choose(part, Float32(1.0), Float32(DIM**-0.5))
+        if owners[i] < steps:
+            place = query_at + (part * (steps * DIM) + owners[i] * DIM + lane * 4) * 4
+            frag.shared_store_f32x4(place, (y[0] * scale, y[1] * scale, y[2] * scale, y[3] * scale))
+    for i in cutlass.range_constexpr(value_rounds):
+        y = _convolved(singles[i], value_taps[i])
+        if places[i] < steps * value_lanes:
+            frag.shared_store_f32x4(value_at + items[i] * 16, y)
+    if tid < steps:
+        ins.shared_store_f32(beta_at + tid * 4, frag.sigmoid(raw_beta))
+    cute.arch.sync_threads()
+    # This block has its part of the window in registers (a relaxed arrival: nothing it wrote is published here).
+    if cutlass.const_expr(split > 1):
+        cute.arch.cluster_arrive_relaxed()
+
+    # The delta rule, step by step; in plain decode S of the next request is on its way meanwhile.
+    for t in cutlass.range_constexpr(steps):
+        ahead = []
+        if cutlass.const_expr(mode == DECODE and t + 1 < steps):
+            ahead = [frag.load_f32x4(source_at[t + 1] + line) for line in lines]
+        spot = t * DIM * 4 + part_lane * 16
+        decays = [frag.shared_load_f32x4(decay_at + spot + i * 128) for i in range(4)]
+        keys = [frag.shared_load_f32x4(key_at + spot + i * 128) for i in range(4)]
+        queries = [frag.shared_load_f32x4(query_at + spot + i * 128) for i in range(4)]
+        tile = _decayed(tile, decays)
+        dots = frag.sum_lanes(_dots(tile, keys, queries), (4, 2, 1))
+        beta = ins.shared_load_f32(beta_at + t * 4)
+        square = Float32(0.0)
+        for p in cutlass.range_constexpr(passes):
+            place = (t * own_rows + p * PASS_ROWS + warp * 4 + part_row) * 4
+            weighted = beta * (ins.shared_load_f32(value_at + place) - dots[2 * p])
+            read = dots[2 * p + 1] + weighted * dots[2 * passes]
+            square = square + read * read
+            if part_lane == 0:
+                ins.shared_store_f32(read_at + place, read)
+            for i in cutlass.range_constexpr(4):
+                tile[p * 4 + i] = _updated(tile[p * 4 + i], weighted, keys[i])
+        target_at = state_at + Int64(targets[t]) * state_bytes + tile_at
+        live = lives[t] if cutlass.const_expr(mode == DECODE) else lives[0]
+        for i in cutlass.range_constexpr(len(lines)):
+            frag.store_f32x4_if(target_at + lines[i], tile[i], live)
+        square = frag.sum_lanes([square], (16, 8))[0]
+        if lane == 0:
+            ins.shared_store_f32(squares_at + (t * WARPS + warp) * 4, square)
+        if cutlass.const_expr(mode == DECODE):
+            tile = ahead
+
+    # Sums of squares to all blocks of the head; past the first barrier they all hold their windows, which may change.
+    cute.arch.sync_threads()
+    if cutlass.const_expr(split > 1):
+        cute.arch.cluster_wait()
+    if tid < steps * split:
+        owner, peer = tid // split, tid % split
+        total = Float32(0.0)
+        for w in cutlass.range_constexpr(WARPS):
+            total = total + ins.shared_load_f32(squares_at + (owner * WARPS + w) * 4)
+        there = ins.cluster_address(blocks_at + (owner * split + rank) * 4, peer)
+        frag.store_remote_f32(there, total)
+    if cutlass.const_expr(split > 1):
+        cute.arch.cluster_arrive()
+    else:
+        cute.arch.sync_threads()
+    for i in cutlass.range_constexpr(rounds):
+        t = cutlass.min(owners[i], steps - 1)
+        is_mine = Int32((2 * owners[i] + part) % split == rank) * Int32(owners[i] < steps) * frag.pick(lives, t)
+        home_at = window_at + Int64(frag.pick(homes, t)) * slot_bytes + Int64(channel) * 2
+        _renew(home_at, entry_bytes, both[i], t, is_mine, mode)
+    for i in cutlass.range_constexpr(value_rounds):
+        t = items[i] // value_lanes
+        is_mine = Int32(places[i] < steps * value_lanes) * frag.pick(lives, t)
+        home_at = window_at + Int64(frag.pick(homes, t)) * slot_bytes + Int64(2 * width + channels[i]) * 2
+        _renew(home_at, entry_bytes, singles[i], t, is_mine, mode)
+    if cutlass.const_expr(split > 1):
+        cute.arch.cluster_wait()
+
+    for i in cutlass.range_constexpr(final_rounds):
+        t = pair_steps[i]
+        total = Float32(0.0)
+        for peer in cutlass.range_constexpr(split):
+            total = total + ins.shared_load_f32(blocks_at + (t * split + peer) * 4)
+        scale = cute.rsqrt(total * (1.0 / DIM) + eps)
+        at = read_at + (t * own_rows + pair_columns[i] - rank * own_rows) * 4
+        low = ins.shared_load_f32(at) * scale * norms[i][0]
+        high = ins.shared_load_f32(at + 4) * scale * norms[i][1]
+        low = low * frag.sigmoid(ins.low_half(gates[i]))
+        high = high * frag.sigmoid(ins.high_half(gates[i]))
+        word = frag.mask_word(ins.pack_halves(low, high), frag.pick(lives, t))
+        out_at = ins.byte_address(out) + Int64(pair_rows[i]) * out.stride[0] * 2
+        is_mine = Int32(tid + i * THREADS < final_pairs) * frag.pick(insides, t)
+        frag.store_word_if(out_at + Int64(head * DIM + pair_columns[i]) * 2, word, is_mine)
+    if tid + rank + head + group == 0:
+        ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
+
+
+Quad = tuple[Float32, Float32, Float32, Float32]
+Pairs = list[tuple[Int32, Int32]]
+
+
+def _taps(address: Int64, tap_bytes: Int64) -> list[Quad]:
+    """Conv weights of four channels, oldest tap first."""
+    return [ins.load_weight_f32(address + tap_bytes * i) for i in range(4)]  # type: ignore[misc]
+
+
+def _window(
+    home_at: Int64,
+    entry_bytes: Int64,
+    row_at: Int64,
+    row_bytes: Int64,
+    first_row: Int32,
+    step: Int32,
+    first: Int32,
+    mode: int,
+    newest: tuple[Int32, Int32],
+) -> Pairs:
+    """The four newest inputs of four channels at a step, oldest first: window entries, then rows of this step."""
+    if mode == DECODE:
+        return [*(frag.load_pair(home_at + entry_bytes * i) for i in range(3)), newest]
+    inputs = []
+    for i in range(3):
+        in_window = home_at + entry_bytes * Int64(first + step + i)
+        in_step = row_at + row_bytes * Int64(first_row + cutlass.max(step + (i - 3), 0))
+        inputs.append(frag.load_pair(frag.choose_address(Int32(step + i < 3), in_window, in_step)))
+    return [*inputs, newest]
+
+
+def _renew(home_at: Int64, entry_bytes: Int64, inputs: Pairs, step: Int32, is_mine: Int32, mode: int) -> None:
+    """Step t writes its own row to entry t + 2; the first step of a request also the two inputs before it."""
+    if mode == DECODE:
+        for entry in range(3):
+            frag.store_pair_if(home_at + entry_bytes * entry, inputs[entry + 1], is_mine)
+        return
+    frag.store_pair_if(home_at + entry_bytes * Int64(step + 2), inputs[3], is_mine)
+    for entry in range(2):
+        frag.store_pair_if(home_at + entry_bytes * entry, inputs[entry + 1], is_mine * Int32(step == 0))
+
+
+def _convolved(inputs: Pairs, taps: list[Quad]) -> Quad:
+    """SiLU of the convolution of four channels."""
+    sums = [Float32(0.0)] * 4
+    for words, tap in zip(inputs, taps, strict=True):
+        values = [half for word in words for half in (ins.low_half(word), ins.high_half(word))]
+        sums = [s + v * w for s, v, w in zip(sums, values, tap, strict=True)]
+    return tuple(u * frag.sigmoid(u) for u in sums)  # type: ignore[return-value]
+
+
+def _decay(shifted: Float32, rate: Float32, lower_bound: Float32, has_bound: bool) -> Float32:
+    """exp of the log-decay at `shifted` = logits + bias; without a bound by softplus(x) = max(x, 0) + log(1 + e^-|x|)."""
+    if has_bound:
+        return frag.exp2(frag.sigmoid(rate * shifted) * (lower_bound * frag.LOG2E))
+    size = cute.arch.fmax(shifted, -shifted)
+    softplus = cute.arch.fmax(shifted, Float32(0.0)) * frag.LOG2E + frag.log2(frag.exp2(size * -frag.LOG2E) + 1.0)
+    return frag.exp2(-rate * softplus)
+
+
+def _decayed(tile: list[Quad], decays: list[Quad]) -> list[Quad]:
+    return [
+        tuple(s * a for s, a in zip(values, decays[i % 4], strict=True))  # type: ignore[misc]
+        for i, values in enumerate(tile)
+    ]
+
+
+def _dots(tile: list[Quad], keys: list[Quad], queries: list[Quad]) -> list[Float32]:
+    """This lane's part of S k and S q for each pass, and of k q at the end."""
+    flat_keys = [k for quad in keys for k in quad]
+    flat_queries = [q for quad in queries for q in quad]
+    sums = []
+    for p in range(len(tile) // 4):
+        values = [s for quad in tile[4 * p : 4 * p + 4] for s in quad]
+        for others in (flat_keys, flat_queries):
+            sums.append(_dot(values, others))
+    return [*sums, _dot(flat_keys, flat_queries)]
+
+
+def _dot(left: list[Float32], right: list[Float32]) -> Float32:
+    total = left[0] * right[0]
+    for x, y in zip(left[1:], right[1:], strict=True):
+        total = total + x * y
+    return total
+
+
+def _updated(values: Quad, weighted: Float32, keys: Quad) -> Quad:
+    return tuple(s + weighted * k for s, k in zip(values, keys, strict=True))  # type: ignore[return-value]
+
+
+@cute.jit
+def _launch(
+    packed: cute.Tensor,
+    conv_weight: cute.Tensor,
+    decay_weight: cute.Tensor,
+    a_log: cute.Tensor,
+    dt_bias: cute.Tensor,
+    norm_weight: cute.Tensor,
+    conv_state: cute.Tensor,
+    state: cute.Tensor,
+    slots: cute.Tensor,
+    accepted: cute.Tensor,
+    out: cute.Tensor,
+    launches: cute.Tensor,
+    lower_bound: Float32,
+    eps: Float32,
+    stream: Any,
+    split: cutlass.Constexpr,
+    steps: cutlass.Constexpr,
+    mode: cutlass.Constexpr,
+    has_bound: cutlass.Constexpr,
+):
+    groups = (packed.shape[0] + steps - 1) // steps
+    _kda(
+        packed, conv_weight, decay_weight, a_log, dt_bias, norm_weight, conv_state, state, slots, accepted, out,
+        launches, lower_bound, eps, split, steps, mode, has_bound,
+    ).launch(
+        grid=(split, a_log.shape[0], groups),
+        block=(THREADS, 1, 1),
+        cluster=(split, 1, 1),
+        stream=stream,
+        use_pdl=True,
+    )  # fmt: skip
+
+
+@cache
+def _compile(split: int, steps: int, mode: int, has_bound: bool) -> Callable[..., None]:
+    """The launch for one split and step count; heads, batch, slots and strides stay symbolic."""
+    tokens, heads, width = cute.sym_int32(), cute.sym_int32(), cute.sym_int32(divisibility=DIM)
+    slots_count, requests, columns = cute.sym_int32(), cute.sym_int32(), cute.sym_int32()
+
+    def fake(kind: Any, shape: tuple[Any, ...], stride: tuple[Any, ...], align: int = 16) -> Any:
+        return make_fake_tensor(kind, shape, stride, assumed_align=align)
+
+    def wide(divisibility: int) -> Any:
+        return cute.sym_int64(divisibility=divisibility)
+
+    packed = fake(BFloat16, (tokens, cute.sym_int32()), (wide(8), 1))
+    conv_weight = fake(Float32, (3, 4, width), (wide(4), wide(4), 1))
+    decay_weight = fake(BFloat16, (width, DIM), (DIM, 1))
+    a_log = fake(Float32, (heads,), (1,), 4)
+    dt_bias = fake(Float32, (width,), (1,))
+    norm_weight = fake(Float32, (DIM,), (1,))
+    conv_state = fake(BFloat16, (slots_count, cute.sym_int32(), cute.sym_int32()), (wide(8), wide(8), 1))
+    state = fake(Float32, (slots_count, heads, DIM, DIM), (wide(4), DIM * DIM, DIM, 1))
+    slots = fake(Int32, (requests, columns), (wide(1), 1), 4)
+    accepted = fake(Int32, (cute.sym_int32(),), (wide(1),), 4)
+    out = fake(BFloat16, (tokens, width), (wide(8), 1))
+    launches = fake(Int32, (cute.sym_int32(),), (1,), 4)
+    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    compiled: Callable[..., None] = cute.compile(
+        _launch, packed, conv_weight, decay_weight, a_log, dt_bias, norm_weight, conv_state, state, slots, accepted,
+        out, launches, Float32(-5.0), Float32(1e-5), stream, split, steps, mode, has_bound,
+        options="--enable-tvm-ffi",
+    )  # fmt: skip
+    return compiled
+
+
+def form_of(requests: int, rows: int, heads: int, has_bound: bool, has_accepted: bool) -> Form:
+    """How a step is spread: blocks a head, and requests (rows in verify) a block walks over."""
+    if rows > 1:
+        return (8 if requests * heads <= 48 else 4, rows, VERIFY_ACCEPTED if has_accepted else VERIFY, has_bound)
+    tiles = requests * heads
+    steps = 1
+    while steps < 8 and tiles // (2 * steps) >= 96 and 2 * steps <= requests:
+        steps *= 2
+    return (8 if tiles <= 48 else 4, steps, DECODE, has_bound)
+
+
+def kda_step(
+    *,
+    packed: "torch.Tensor",
+    conv_weight: "torch.Tensor",
+    decay_weight: "torch.Tensor",
+    a_log: "torch.Tensor",
+    dt_bias: "torch.Tensor",
+    norm_weight: "torch.Tensor",
+    conv_state: "torch.Tensor",
+    state: "torch.Tensor",
+    slots: "torch.Tensor",
+    accepted: "torch.Tensor | None",
+    rows: int,
+    lower_bound: float | None,
+    out: "torch.Tensor",
+    eps: float,
+    launches: "torch.Tensor",
+    form: Form | None = None,
+) -> None:
+    """Advance conv windows and states by `rows` rows a request and write the gated outputs, in one launch.
+
+    `form` overrides the choice of `form_of` (for measurements). Raises `ValueError` for what the kernel refuses.
+    """
+    requests = slots.shape[0]
+    if not 1 <= rows <= MAX_ROWS or requests * rows != packed.shape[0]:
+        raise ValueError(f"kda_step: {rows} rows of {requests} requests for {packed.shape[0]} packed rows; 1 to 8 run")
+    chosen = form or form_of(requests, rows, a_log.shape[0], lower_bound is not None, accepted is not None)
+    _compile(*chosen)(
+        packed, conv_weight, decay_weight, a_log, dt_bias, norm_weight, conv_state, state, slots,
+        slots.view(-1) if accepted is None else accepted, out, launches,
+        0.0 if lower_bound is None else lower_bound, eps,
+    )  # fmt: skip
+
+
+def variants() -> tuple[Variant, ...]:
+    """Plain decode over splits and steps, verify of 2 to 8 rows, and the unbounded decay of Kimi-Linear."""
+    roles = (
+        ("packed", "activation"), ("conv_weight", "weight"), ("decay_weight", "weight"), ("a_log", "weight"),
+        ("dt_bias", "weight"), ("norm_weight", "weight"), ("conv_state", "state"), ("state", "state"),
+        ("slots", "index"), ("accepted", "index"), ("out", "output"), ("launches", "workspace"),
+    )  # fmt: skip
+    forms: list[Form] = [(8, 1, DECODE, True)]
+    forms += [(4, steps, DECODE, True) for steps in (1, 2, 4, 8)]
+    forms += [(split, rows, VERIFY_ACCEPTED, True) for split in (8, 4) for rows in range(2, MAX_ROWS + 1)]
+    forms += [(8, 1, DECODE, False), (4, 8, DECODE, False), (8, 2, VERIFY, True)]
+    return tuple(
+        Variant(
+            op="kda_step",
+            name=f"kda_step_c{form[0]}_t{form[1]}_{('decode', 'verify', 'accepted')[form[2]]}{'' if form[3] else '_softplus'}",
+            architectures=DISPATCHED + COMPILED,
+            compile=lambda form=form: _compile(*form),  # type: ignore[misc]
+            parameters=roles,
+            source="cute/kda_step.py",
+            is_smoke=form == (8, 1, DECODE, True),
+            max_cluster=form[0],
+        )
+        for form in forms
+    )
