@@ -1,12 +1,23 @@
 """Sizes of the K3 family, whole and per tensor-parallel rank.
 
-Every other size in the package is derived from a `K3Shapes`; nothing restates one. Real figures: the K3 checkpoint as
-read by vLLM 0.33.0 and by independent open ports; totals 2.78 T parameters, 104.2 B activated.
+Every other size in the package is derived from a `K3Shapes`; nothing restates one. Real figures: the K3
+checkpoint as read by vLLM 0.33.0 and by independent open ports; totals 2.78 T parameters, 104.2 B activated.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-__all__ = ["CANARY", "K3", "KIMI_LINEAR_48B", "NANO", "PRESETS", "K3Shapes", "RankShapes"]
+__all__ = [
+    "CANARY",
+    "CANARY_H8",
+    "K3",
+    "KIMI_LINEAR_48B",
+    "MXFP4_GROUP",
+    "NANO",
+    "NANO_LINEAR",
+    "PRESETS",
+    "K3Shapes",
+    "RankShapes",
+]
 
 MXFP4_GROUP = 32
 """Consecutive K elements that share one E8M0 scale byte (OCP MX 1.0)."""
@@ -14,7 +25,7 @@ MXFP4_GROUP = 32
 
 @dataclass(frozen=True, slots=True)
 class K3Shapes:
-    """A model of the K3 family. Head sizes stay at K3's in every preset, so that kernels need no special branch."""
+    """A model of the K3 family. Head sizes are K3's in every preset, so that kernels need no special branch."""
 
     name: str
     hidden: int
@@ -47,7 +58,7 @@ class K3Shapes:
     is_situ: bool = True
     """SiTU-GLU (beta 4, linear beta 25); False: SiLU-GLU."""
     decay_lower_bound: float | None = -5.0
-    """KDA log-decay is `bound * sigmoid(exp(A_log) * (g + dt_bias))`; None: `-exp(A_log) * softplus(g + dt_bias)`."""
+    """KDA log-decay is `bound * sigmoid(exp(A_log) * (g + dt_bias))`; None: `-exp(A_log) softplus(g + dt_bias)`."""
     routed_scale: float = 1.0
     norm_eps: float = 1e-5
     max_context: int = 1_048_576
@@ -72,14 +83,16 @@ class K3Shapes:
 
 @dataclass(frozen=True, slots=True)
 class RankShapes:
-    """What one of `tp` ranks holds of a model: heads, expert and shared widths are divided, the rest is replicated."""
+    """What one of `tp` ranks holds of a model: heads and FFN widths are divided, the rest is replicated."""
 
     model: K3Shapes
     tp: int
 
     def __post_init__(self) -> None:
         if self.tp < 1 or self.model.heads % self.tp:
-            raise ValueError(f"tp {self.tp} does not divide the {self.model.heads} heads of {self.model.name}")
+            raise ValueError(
+                f"tp {self.tp} does not divide the {self.model.heads} heads of {self.model.name}"
+            )
 
     @property
     def heads(self) -> int:
@@ -99,15 +112,18 @@ class RankShapes:
 
     @property
     def mla_in_rows(self) -> int:
-        """Rows of the packed MLA input projection: q_a, latent, k_pe, gate."""
+        """Rows of the packed MLA input projection: q_a (or full-rank q), latent, k_pe, gate where there is one."""
         m = self.model
-        return (m.q_lora or m.heads * (m.qk_nope + m.qk_rope)) + m.kv_lora + m.qk_rope + self.channels
+        query = m.q_lora or self.heads * (m.qk_nope + m.qk_rope)
+        return query + m.kv_lora + m.qk_rope + (self.channels if m.has_mla_gate else 0)
 
     @property
     def expert_inter(self) -> int:
-        """Width of one expert's shard, at TP16 of K3 padded from 192 to 256 as vLLM does; a multiple of 32."""
+        """Width of one expert's shard, padded with zeros to whole groups; K3 at TP16: 192 to 256, as vLLM does."""
         width = self.model.expert_inter // self.tp
-        return max(width, 256) if self.model.expert_inter >= 256 * 8 else width
+        if self.model.expert_inter >= 256 * 8:
+            return max(width, 256)
+        return width + -width % MXFP4_GROUP
 
     @property
     def shared_inter(self) -> int:
@@ -121,21 +137,89 @@ class RankShapes:
 
 
 K3 = K3Shapes(
-    name="k3", hidden=7168, layers=93, heads=96, experts=896, top_k=16, latent=3584, expert_inter=3072,
-    shared_inter=6144, dense_inter=33792, vocab=163840, q_lora=1536, attn_res_block=12,
-)  # fmt: skip
+    name="k3",
+    hidden=7168,
+    layers=93,
+    heads=96,
+    experts=896,
+    top_k=16,
+    latent=3584,
+    expert_inter=3072,
+    shared_inter=6144,
+    dense_inter=33792,
+    vocab=163840,
+    q_lora=1536,
+    attn_res_block=12,
+)
 KIMI_LINEAR_48B = K3Shapes(
-    name="kimi_linear_48b", hidden=2304, layers=27, heads=32, experts=256, top_k=8, latent=2304, expert_inter=1024,
-    shared_inter=1024, dense_inter=9216, vocab=163840, q_lora=None, attn_res_block=None, has_latent_moe=False,
-    has_full_rank_gate=False, has_mla_gate=False, is_situ=False, decay_lower_bound=None, routed_scale=2.446,
+    name="kimi_linear_48b",
+    hidden=2304,
+    layers=27,
+    heads=32,
+    experts=256,
+    top_k=8,
+    latent=2304,
+    expert_inter=1024,
+    shared_inter=1024,
+    dense_inter=9216,
+    vocab=163840,
+    q_lora=None,
+    attn_res_block=None,
+    has_latent_moe=False,
+    has_full_rank_gate=False,
+    has_mla_gate=False,
+    is_situ=False,
+    decay_lower_bound=None,
+    routed_scale=2.446,
     mla_layers=(3, 7, 11, 15, 19, 23, 26),
-)  # fmt: skip
+)
 CANARY = K3Shapes(
-    name="canary", hidden=192, layers=6, heads=2, experts=16, top_k=4, latent=96, expert_inter=64, shared_inter=128,
-    dense_inter=384, vocab=320, q_lora=128, attn_res_block=2, max_context=16384,
-)  # fmt: skip
+    name="canary",
+    hidden=192,
+    layers=6,
+    heads=2,
+    experts=16,
+    top_k=4,
+    latent=96,
+    expert_inter=64,
+    shared_inter=128,
+    dense_inter=384,
+    vocab=320,
+    q_lora=128,
+    attn_res_block=2,
+    max_context=16384,
+)
 NANO = K3Shapes(
-    name="nano", hidden=128, layers=6, heads=2, experts=8, top_k=2, latent=64, expert_inter=64, shared_inter=64,
-    dense_inter=128, vocab=320, q_lora=64, attn_res_block=2, max_context=16384,
-)  # fmt: skip
-PRESETS: dict[str, K3Shapes] = {s.name: s for s in (K3, KIMI_LINEAR_48B, CANARY, NANO)}
+    name="nano",
+    hidden=128,
+    layers=6,
+    heads=2,
+    experts=8,
+    top_k=2,
+    latent=64,
+    expert_inter=64,
+    shared_inter=64,
+    dense_inter=128,
+    vocab=320,
+    q_lora=64,
+    attn_res_block=2,
+    max_context=16384,
+)
+CANARY_H8 = replace(CANARY, name="canary_h8", heads=8)
+NANO_LINEAR = replace(
+    NANO,
+    name="nano_linear",
+    latent=128,
+    q_lora=None,
+    attn_res_block=None,
+    has_latent_moe=False,
+    has_full_rank_gate=False,
+    has_mla_gate=False,
+    is_situ=False,
+    decay_lower_bound=None,
+    routed_scale=2.446,
+)
+"""Kimi-Linear's mechanisms at nano's size."""
+PRESETS: dict[str, K3Shapes] = {
+    s.name: s for s in (K3, KIMI_LINEAR_48B, CANARY, CANARY_H8, NANO, NANO_LINEAR)
+}

@@ -1,9 +1,10 @@
 """What every fused op states about itself, so that one harness can test any of them.
 
-Invariant: an op is called with keyword arguments only, writes into buffers that the caller owns (arguments of role
-`OUTPUT`, `STATE` or `WORKSPACE`), allocates nothing, and returns `None`. So poisoning outputs, guarding buffers,
-checking that inputs are untouched and capturing a CUDA graph need no knowledge of the op. The same signature serves the
-stock composition (`ops/`), the CPU implementation (`cpu/`) and the CuTe DSL kernel (`cute/`).
+Invariant: an op is called with keyword arguments only, writes into buffers that the caller owns (arguments of
+role `OUTPUT`, `STATE` or `WORKSPACE`), allocates nothing, and returns `None`. So poisoning outputs, guarding
+buffers, checking that inputs are untouched and capturing a CUDA graph need no knowledge of the op. The same
+signature serves the stock composition (`ops/`), the CPU implementation (`cpu/`) and the CuTe DSL kernel
+(`cute/`).
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ import torch
 
 from k3_decode.shapes import RankShapes
 
-__all__ = ["LAUNCH_SLOTS", "OP_NAMES", "Args", "Cell", "OpSpec", "Param", "Role"]
+__all__ = ["LAUNCH_SLOTS", "OP_NAMES", "Args", "Cell", "OpSpec", "Param", "Role", "from_args"]
 
 Args: TypeAlias = dict[str, torch.Tensor | int | float | bool | None]
 """Arguments of one call by name: tensors, sizes and constants."""
@@ -35,17 +36,19 @@ OP_NAMES = (
 )
 """Every fused op; an op's place is its index in the launch counters."""
 LAUNCH_SLOTS = 16
-"""Length of the `launches` int32 tensor that optimised ops (`cpu/`, `cute/`) take beside the arguments of `OpSpec`.
+"""Length of the `launches` int32 tensor that optimised ops (`cpu/`, `cute/`) take beside the arguments of
+`OpSpec`.
 
-Every kernel launch adds 1 at its op's place, on the device, by one thread with a relaxed add; an op of two kernels adds 2.
+Every kernel launch adds 1 at its op's place, on the device, by one thread with a relaxed add; an op of two
+kernels adds 2.
 """
 
 
 class Role(StrEnum):
-    """What a parameter is to the op. The audit stage decides from it which loads may pass a dependency wait."""
+    """What a parameter is to the op: the audit decides from it which loads may pass a dependency wait."""
 
     WEIGHT = "weight"
-    """Constant while the model serves; the only role that may be read before the wait on the previous kernel."""
+    """Constant while the model serves; the only role that may be read before the previous kernel is done."""
     ACTIVATION = "activation"
     """Written by an earlier kernel of the same step; read only after the wait."""
     INDEX = "index"
@@ -55,7 +58,9 @@ class Role(StrEnum):
     OUTPUT = "output"
     """Written in full by every call, never read."""
     WORKSPACE = "workspace"
-    """Scratch of the caller: split partials, counters. Content is undefined between calls unless the op says so."""
+    """Scratch of the caller: split partials, counters. Content is undefined between calls unless the op says
+    so.
+    """
     SCALAR = "scalar"
     """A host number."""
 
@@ -67,7 +72,7 @@ class Param:
     name: str
     role: Role
     is_exact: bool = False
-    """For outputs and states: compared bit for bit with the oracle's rounding (copies, indices, conv state)."""
+    """For outputs and states: equal to the oracle bit for bit (copies, indices, conv state)."""
     token_axis: int | None = 0
     """For outputs: the axis along which errors are kept per token; None where there is none."""
 
@@ -106,7 +111,18 @@ class OpSpec:
     """Float64 (or exact integer) truth of every `OUTPUT` and `STATE` by name; changes nothing."""
     stock: Callable[..., None]
     """Plain torch at the precisions and rounding points of the stock path; writes the outputs in place."""
+    touched: Callable[[Args], Mapping[str, torch.Tensor]] | None = None
+    """For each `STATE` parameter, a boolean mask of the elements a call may change; all others stay bit for
+    bit.
+    """
 
     def written(self) -> tuple[Param, ...]:
         """Parameters that a call may change and the oracle predicts."""
         return tuple(p for p in self.params if p.role in (Role.OUTPUT, Role.STATE))
+
+
+def from_args(
+    function: Callable[..., Mapping[str, torch.Tensor]],
+) -> Callable[[Args], Mapping[str, torch.Tensor]]:
+    """A function of an op's keyword arguments, as the function of one `Args` that `OpSpec` holds."""
+    return lambda args: function(**args)
