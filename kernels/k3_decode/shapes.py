@@ -25,7 +25,7 @@ MXFP4_GROUP = 32
 
 @dataclass(frozen=True, slots=True)
 class K3Shapes:
-    """A model of the K3 family. Head sizes are K3's in every preset, so that kernels need no special branch."""
+    """A model of the K3 family, with K3's head sizes in every preset, so that kernels need no special branch."""
 
     name: str
     hidden: int
@@ -58,7 +58,7 @@ class K3Shapes:
     is_situ: bool = True
     """SiTU-GLU (beta 4, linear beta 25); False: SiLU-GLU."""
     decay_lower_bound: float | None = -5.0
-    """KDA log-decay is `bound * sigmoid(exp(A_log) * (g + dt_bias))`; None: `-exp(A_log) softplus(g + dt_bias)`."""
+    """KDA log-decay: `bound sigmoid(exp(A_log) (g + dt_bias))`; None: `-exp(A_log) softplus(g + dt_bias)`."""
     routed_scale: float = 1.0
     norm_eps: float = 1e-5
     max_context: int = 1_048_576
@@ -112,14 +112,14 @@ class RankShapes:
 
     @property
     def mla_in_rows(self) -> int:
-        """Rows of the packed MLA input projection: q_a (or full-rank q), latent, k_pe, gate where there is one."""
+        """Rows of the packed MLA input projection: q_a (or full-rank q), latent, k_pe, gate if any."""
         m = self.model
         query = m.q_lora or self.heads * (m.qk_nope + m.qk_rope)
         return query + m.kv_lora + m.qk_rope + (self.channels if m.has_mla_gate else 0)
 
     @property
     def expert_inter(self) -> int:
-        """Width of one expert's shard, padded with zeros to whole groups; K3 at TP16: 192 to 256, as vLLM does."""
+        """Width of one expert's shard, padded to whole groups; K3 at TP16: 192 to 256, as vLLM does."""
         width = self.model.expert_inter // self.tp
         if self.model.expert_inter >= 256 * 8:
             return max(width, 256)
