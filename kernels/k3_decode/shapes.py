@@ -25,7 +25,7 @@ MXFP4_GROUP = 32
 
 @dataclass(frozen=True, slots=True)
 class K3Shapes:
-    """A model of the K3 family, with K3's head sizes in every preset, so that kernels need no special branch."""
+    """A model of the K3 family. Every preset has K3's head sizes, so kernels need no special branch."""
 
     name: str
     hidden: int
