@@ -90,6 +90,7 @@ class Manifest(Record):
     plan_digest: Digest
     change: ChangeReference
     machine: Machine
+    """Where the samples were made."""
     tier: Tier
     files: tuple[FileEntry, ...]
     """Every file but the manifest and `attestation.json`, sorted by path."""
@@ -102,7 +103,7 @@ class Manifest(Record):
         return self
 
     @classmethod
-    def of(cls, plan: Plan, files: tuple[FileEntry, ...], created: datetime) -> Self:
+    def of(cls, plan: Plan, machine: Machine, files: tuple[FileEntry, ...], created: datetime) -> Self:
         """The manifest of a plan's finished run."""
         return cls(
             created=created,
@@ -114,7 +115,7 @@ class Manifest(Record):
             policy_digest=plan.policy.digest(),
             plan_digest=plan.digest(),
             change=ChangeReference.of(plan.change),
-            machine=plan.machine,
+            machine=machine,
             tier=plan.tier,
             files=files,
         )

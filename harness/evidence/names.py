@@ -11,7 +11,7 @@ from harness.domain.record import sha256_hex
 
 __all__ = [
     "ATTESTATION", "ENVIRONMENT", "LEDGER", "LOGS", "MANIFEST", "OUTCOMES", "PLAN", "SAMPLES",
-    "SAMPLES_HEADER", "check_path", "colliding_paths", "samples_folder", "table_file",
+    "SAMPLES_HEADER", "SCRATCH", "check_path", "colliding_paths", "samples_folder", "table_file",
 ]  # fmt: skip
 
 MANIFEST = "manifest.json"
@@ -22,6 +22,8 @@ ATTESTATION = "attestation.json"
 SAMPLES = "samples"
 LEDGER = "ledger"
 LOGS = "logs"
+SCRATCH = ".scratch"
+"""Only while a run goes; never in a bundle."""
 SAMPLES_HEADER = "samples.json"
 
 MAX_SLUG = 120

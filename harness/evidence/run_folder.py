@@ -26,6 +26,7 @@ from harness.evidence.names import (
     OUTCOMES,
     PLAN,
     SAMPLES,
+    SCRATCH,
     samples_folder,
 )
 from harness.evidence.redaction import Redactor
@@ -49,6 +50,18 @@ class RunFolder:
         self._lock = lock
         self._checks = {c.id: c for c in plan.checks}
         self._outcomes = {o.check: o for o in _read_whole_lines(folder / OUTCOMES)}
+
+    @property
+    def plan_file(self) -> Path:
+        """The plan on disk."""
+        return self.folder / PLAN
+
+    @property
+    def scratch(self) -> Path:
+        """Folder for files of the running process; removed when the bundle is written."""
+        place = self.folder / SCRATCH
+        place.mkdir(exist_ok=True)
+        return place
 
     @property
     def logs(self) -> Path:

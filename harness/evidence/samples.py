@@ -2,12 +2,12 @@
 
 Invariant: what `read_samples` gives equals what `write_samples` took, value by value and type by type, so
 that judging again starts from the same input. Columns of one type are plain Parquet columns, for other
-tools to read; a column that mixes types holds JSON text and says so in its metadata.
+tools to read; a column that mixes types holds JSON text and is named in the file's metadata.
 """
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,7 +19,7 @@ from harness.domain.check import Samples, SampleTable
 from harness.domain.errors import EvidenceError
 from harness.domain.record import Scalar
 from harness.evidence.names import SAMPLES_HEADER, samples_folder, table_file
-from harness.evidence.strict_json import load_record, open_regular
+from harness.evidence.strict_json import load_record, open_regular, parse_json
 
 __all__ = ["read_header", "read_samples", "read_table", "write_samples"]
 
@@ -43,7 +43,10 @@ def write_samples(folder: Path, samples: Samples) -> None:
             arrays.append(array)
         content = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
         path = folder / f"{table.name}.parquet"
-        pq.write_table(content, path, compression="zstd", store_schema=False)
+        with pq.ParquetWriter(path, content.schema, compression="zstd", store_schema=False) as writer:
+            writer.write_table(content)
+            if mixed := [f.name for f in fields if f.metadata]:
+                writer.add_key_value_metadata({_MIXED.decode(): json.dumps(mixed)})
         _sync(path)
     header = SamplesHeader(
         check=samples.check,
@@ -92,7 +95,8 @@ def read_table(path: Path, name: str) -> SampleTable:
             _require_bounded(file.metadata)
             content = file.read()
         columns = tuple(content.schema.names)
-        values = [_decode(field, content.column(i)) for i, field in enumerate(content.schema)]
+        mixed = _mixed_columns(file.metadata.metadata or {})
+        values = [_decode(f, content.column(i), f.name in mixed) for i, f in enumerate(content.schema)]
         return SampleTable(name=name, columns=columns, rows=tuple(zip(*values, strict=True)))
     except EvidenceError as error:
         raise EvidenceError(f"{path}: {error}") from error
@@ -114,23 +118,32 @@ def _encode(name: str, values: Sequence[Scalar]) -> tuple[pa.Field, pa.Array]:
         kind = pa.int64()
     else:
         text = [None if v is None else json.dumps(v) for v in values]
-        return pa.field(name, pa.string(), metadata={_MIXED: b"json"}), pa.array(text, pa.string())
+        return pa.field(name, pa.string(), metadata={_MIXED: b""}), pa.array(text, pa.string())
     return pa.field(name, kind), pa.array(values, kind)
 
 
-def _decode(field: pa.Field, column: pa.ChunkedArray) -> list[Scalar]:
-    allowed = (pa.null(), pa.bool_(), pa.int64(), pa.float64(), pa.string())
-    if field.type not in allowed:
-        # A null column has no Parquet type of its own and comes back as int32 without values.
+def _decode(field: pa.Field, column: pa.ChunkedArray, is_mixed: bool) -> list[Scalar]:
+    if field.type not in (pa.null(), pa.bool_(), pa.int64(), pa.float64(), pa.string()):
+        # A column of nothing has no Parquet type of its own and comes back as int32 without values.
         if column.null_count == len(column):
             return [None] * len(column)
         raise EvidenceError(f"column {field.name!r} has type {field.type}, which samples never have")
     values: list[Scalar] = column.to_pylist()
-    if field.metadata and _MIXED in field.metadata:
-        values = [None if v is None else json.loads(str(v)) for v in values]
-        if any(not isinstance(v, bool | int | float | str | None) for v in values):
-            raise EvidenceError(f"column {field.name!r} holds something that is no scalar")
-    return values
+    return [None if v is None else _parse_scalar(str(v)) for v in values] if is_mixed else values
+
+
+def _mixed_columns(metadata: Mapping[bytes, bytes]) -> frozenset[str]:
+    names = parse_json(metadata.get(_MIXED, b"[]"))
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+        raise EvidenceError("names its mixed columns wrongly")
+    return frozenset(names)
+
+
+def _parse_scalar(text: str) -> Scalar:
+    value = parse_json(text.encode())
+    if value is not None and not isinstance(value, bool | int | float | str):
+        raise EvidenceError("holds something that is no scalar")
+    return value
 
 
 def _require_bounded(metadata: pq.FileMetaData) -> None:

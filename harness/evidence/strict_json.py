@@ -1,4 +1,4 @@
-"""Reading JSON that somebody else wrote: bounded, canonical, and nothing that two readers could see differently.
+"""Reading JSON that somebody else wrote: bounded, canonical, nothing that two readers could see differently.
 
 Invariant: bytes that `parse_record` accepts are the RFC 8785 canonical form of the record it gives. That
 form has no duplicate keys, no NaN, no spare whitespace and one spelling of each number, so a digest stands

@@ -2,11 +2,15 @@
 
 import hashlib
 import os
+import shutil
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 from harness.domain.bundle import Environment, FileEntry, Manifest
 from harness.domain.errors import EvidenceError
+from harness.domain.machine import Machine
+from harness.evidence.environment import read_environment
 from harness.evidence.names import ENVIRONMENT, MANIFEST, OUTCOMES, check_path
 from harness.evidence.run_folder import RunFolder, write_atomically
 
@@ -15,19 +19,26 @@ __all__ = ["digest_file", "write_bundle"]
 CHUNK = 2**20
 
 
-def write_bundle(run: RunFolder, environment: Environment, created: datetime | None = None) -> Path:
+def write_bundle(
+    run: RunFolder,
+    environment: Environment | None = None,
+    machine: Machine | None = None,
+    created: datetime | None = None,
+) -> Path:
     """Finish a run in place and give its folder, now a bundle.
 
-    A plan with checks that have no outcome gives a bundle too; it verifies as incomplete. `created` is now
-    where it is None.
+    A plan with checks that have no outcome gives a bundle too; it verifies as incomplete. `environment` is
+    this process's where it is None, `machine` (on which the samples were made) the plan's, `created` now.
     """
+    shutil.rmtree(run.scratch, ignore_errors=True)
+    environment = environment or read_environment(sys.argv)
     for folder in (run.logs, run.ledger):
         for path in sorted(p for p in folder.rglob("*") if not p.is_dir()):
             _redact_file(run, path)
     write_atomically(run.folder / OUTCOMES, b"".join(o.canonical() + b"\n" for o in run.outcomes()))
     write_atomically(run.folder / ENVIRONMENT, run.redactor.environment(environment).canonical())
     files = tuple(sorted(_entries(run.folder), key=lambda f: f.path))
-    manifest = Manifest.of(run.plan, files, created or datetime.now(UTC))
+    manifest = Manifest.of(run.plan, machine or run.plan.machine, files, created or datetime.now(UTC))
     write_atomically(run.folder / MANIFEST, manifest.canonical())
     return run.folder
 
