@@ -160,6 +160,9 @@ class VerificationStep(Record):
     looked_at: int
     """Files, outcomes or samples that the step examined."""
     problems: tuple[Problem, ...] = ()
+    """What is wrong: each makes the bundle broken."""
+    missing: tuple[Problem, ...] = ()
+    """What is not there yet: each makes the bundle incomplete."""
     skipped: str = ""
     """Why the step did not run; empty where it did."""
 
@@ -179,5 +182,7 @@ class Verification(Record):
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Problems of all steps, in order."""
-        return tuple(p for step in self.steps for p in step.problems)
+        """Problems of all steps, in order; then what is missing."""
+        return tuple(p for step in self.steps for p in step.problems) + tuple(
+            p for step in self.steps for p in step.missing
+        )

@@ -13,6 +13,7 @@ from harness.domain.machine import Machine
 from harness.evidence.environment import read_environment
 from harness.evidence.names import ENVIRONMENT, MANIFEST, OUTCOMES, check_path
 from harness.evidence.run_folder import RunFolder, write_atomically
+from harness.evidence.strict_json import open_regular
 
 __all__ = ["digest_file", "write_bundle"]
 
@@ -44,10 +45,10 @@ def write_bundle(
 
 
 def digest_file(path: Path) -> tuple[str, int]:
-    """sha256 (hex) and size of a file, read in pieces."""
+    """sha256 (hex) and size of a regular file, read in pieces; raises `EvidenceError` for any other."""
     digest = hashlib.sha256()
     size = 0
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         while chunk := file.read(CHUNK):
             digest.update(chunk)
             size += len(chunk)

@@ -33,11 +33,19 @@ from harness.evidence.redaction import Redactor
 from harness.evidence.samples import read_samples, write_samples
 from harness.evidence.strict_json import load_record, parse_record
 
-__all__ = ["MAX_OUTCOME_BYTES", "MAX_PLAN_BYTES", "RunFolder", "load_plan", "open_run", "write_atomically"]
+__all__ = [
+    "MAX_OUTCOME_BYTES",
+    "MAX_PLAN_BYTES",
+    "TEMPORARY",
+    "RunFolder",
+    "load_plan",
+    "open_run",
+    "write_atomically",
+]
 
 MAX_PLAN_BYTES = 256 * 2**20
 MAX_OUTCOME_BYTES = 8 * 2**20
-_TEMPORARY = ".writing-"
+TEMPORARY = ".writing-"
 
 
 class RunFolder:
@@ -146,7 +154,7 @@ class RunFolder:
 
     def _write_samples(self, samples: Samples) -> None:
         place = self.folder / samples_folder(samples.check)
-        temporary = place.with_name(_TEMPORARY + place.name)
+        temporary = place.with_name(TEMPORARY + place.name)
         for leftover in (temporary, place):
             if leftover.exists():  # samples of an outcome whose line was never written
                 shutil.rmtree(leftover)
@@ -169,7 +177,7 @@ def open_run(folder: Path, plan: Plan) -> RunFolder:
             (folder / name).unlink(missing_ok=True)
         for name in (SAMPLES, LOGS, LEDGER):
             (folder / name).mkdir(exist_ok=True)
-        for leftover in (folder / SAMPLES).glob(_TEMPORARY + "*"):
+        for leftover in (folder / SAMPLES).glob(TEMPORARY + "*"):
             shutil.rmtree(leftover)
         if not (folder / PLAN).exists():
             write_atomically(folder / PLAN, plan.canonical())
@@ -190,7 +198,7 @@ def load_plan(folder: Path) -> Plan:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file whole or not at all; it is on disk when this returns."""
-    temporary = path.with_name(_TEMPORARY + path.name)
+    temporary = path.with_name(TEMPORARY + path.name)
     with temporary.open("wb") as file:
         file.write(content)
         file.flush()
@@ -212,7 +220,7 @@ def _lock(folder: Path) -> int:
 
 
 def _require_own_folder(folder: Path, plan: Plan) -> None:
-    names = {p.name for p in folder.iterdir() if not p.name.startswith(_TEMPORARY)}
+    names = {p.name for p in folder.iterdir() if not p.name.startswith(TEMPORARY)}
     if PLAN not in names:
         if names:
             raise InputError(

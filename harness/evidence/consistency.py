@@ -1,0 +1,206 @@
+"""Steps 5 to 9 of verifying: what the files say is what the plan asks and what the samples give."""
+
+import os
+
+from harness.domain.bundle import ChangeReference, Environment
+from harness.domain.check import Check, Outcome, StageName, Status
+from harness.domain.errors import EvidenceError
+from harness.domain.plan import Plan
+from harness.evidence.integrity import Notes, Work
+from harness.evidence.names import (
+    ENVIRONMENT,
+    MANIFEST,
+    OUTCOMES,
+    PLAN,
+    SAMPLES,
+    SAMPLES_HEADER,
+    samples_folder,
+)
+from harness.evidence.reader import MAX_ENVIRONMENT_BYTES, iterate_outcomes
+from harness.evidence.rederive import differences
+from harness.evidence.run_folder import MAX_PLAN_BYTES
+from harness.evidence.samples import read_header, read_samples
+from harness.evidence.strict_json import load_record
+
+__all__ = ["check_binding", "check_outcomes", "check_rederivation", "check_samples", "check_schemas"]
+
+STAGES = list(StageName)
+
+
+def check_schemas(work: Work, notes: Notes) -> None:
+    """Step 5."""
+    is_finished = work.manifest is not None
+    for name in (PLAN, OUTCOMES, ENVIRONMENT):
+        if name not in work.sizes:
+            (notes.wrong if is_finished else notes.lacks)(name, "is not there")
+    try:
+        if PLAN in work.sizes:
+            work.plan = load_record(work.folder / PLAN, Plan, MAX_PLAN_BYTES)
+        if ENVIRONMENT in work.sizes:
+            load_record(work.folder / ENVIRONMENT, Environment, MAX_ENVIRONMENT_BYTES)
+        if OUTCOMES in work.sizes:
+            work.outcomes = list(iterate_outcomes(work.folder, is_finished))
+    except EvidenceError as error:
+        notes.wrong("", str(error).replace(f"{work.folder}{os.sep}", ""))
+    notes.looked_at = 2 + len(work.outcomes)
+
+
+def check_binding(work: Work, notes: Notes) -> None:
+    """Step 6."""
+    plan, manifest = work.plan, work.manifest
+    if plan is None:
+        notes.skipped = "there is no plan yet"
+        return
+    notes.looked_at = len(plan.checks)
+    if manifest is not None:
+        bound = {
+            "plan_digest": plan.digest(),
+            "claim_digest": plan.claim.digest(),
+            "policy_digest": plan.policy.digest(),
+            "harness_digest": plan.harness_digest,
+            "harness_version": plan.harness_version,
+            "pack": plan.pack,
+            "pack_digest": plan.pack_digest,
+            "tier": plan.tier,
+            "change": ChangeReference.of(plan.change),
+        }
+        for name, value in bound.items():
+            if getattr(manifest, name) != value:
+                notes.wrong(MANIFEST, f"{name} is not the plan's: the parts come from different runs")
+        if manifest.machine.gpus != plan.machine.gpus:
+            notes.wrong(MANIFEST, "machine has other GPUs than the plan was made for")
+    for check in plan.checks:
+        proof = plan.policy.proof(check.stage)
+        if proof is None:
+            notes.wrong(check.id, f"is of stage {check.stage}, for which the policy asks no proof")
+            continue
+        asked = dict(proof.thresholds)
+        for threshold in check.thresholds:
+            if threshold.name in asked and threshold.value != asked[threshold.name]:
+                notes.wrong(check.id, f"threshold {threshold.name} is not the policy's")
+    _replanned(work, plan, notes)
+
+
+def _replanned(work: Work, plan: Plan, notes: Notes) -> None:
+    if work.replan is None:
+        return
+
+    def question(check: Check) -> Check:
+        return check.model_copy(update={"cost_s": 0.0, "unavailable": None})
+
+    planned = {c.id: question(c) for c in plan.checks}
+    again = {c.id: question(c) for c in work.replan(plan)}
+    for check in sorted(set(again) - set(planned)):
+        notes.wrong(check, "is called for by claim and policy, but the plan leaves it out")
+    for check in sorted(set(planned) - set(again)):
+        notes.wrong(check, "is in the plan, but claim and policy do not call for it")
+    for check in sorted(set(planned) & set(again)):
+        if planned[check].canonical() != again[check].canonical():
+            notes.wrong(check, "asks another question than claim and policy call for")
+
+
+def check_outcomes(work: Work, notes: Notes) -> None:
+    """Step 7."""
+    if work.plan is None:
+        notes.skipped = "there is no plan yet"
+        return
+    order = {c.id: place for place, c in enumerate(work.plan.checks)}
+    seen: set[str] = set()
+    places: list[int] = []
+    for outcome in work.outcomes:
+        notes.looked_at += 1
+        if outcome.check not in order:
+            notes.wrong(outcome.check, "has an outcome but is not in the plan")
+            continue
+        if outcome.check in seen:
+            notes.wrong(outcome.check, "has two outcomes")
+        if outcome.tier is not work.plan.tier:
+            notes.wrong(outcome.check, f"is of tier {outcome.tier}, the plan of {work.plan.tier}")
+        seen.add(outcome.check)
+        places.append(order[outcome.check])
+    if work.manifest is not None and places != sorted(places):
+        notes.wrong(OUTCOMES, "is not in plan order")
+    for check in work.plan.checks:
+        if check.id not in seen:
+            notes.lacks(check.id, "is planned and has no outcome")
+
+
+def check_samples(work: Work, notes: Notes) -> None:
+    """Step 8."""
+    plan = work.plan
+    if plan is None:
+        notes.skipped = "there is no plan yet"
+        return
+    checks = {c.id: c for c in plan.checks}
+    owners: dict[str, Outcome] = {samples_folder(o.check): o for o in work.outcomes}
+    for folder in sorted({_sample_folder(name) for name in work.sizes if name.startswith(f"{SAMPLES}/")}):
+        if folder not in owners and work.manifest is not None:
+            notes.wrong(folder, "holds samples of no outcome")
+    for folder, outcome in owners.items():
+        notes.looked_at += 1
+        check = checks.get(outcome.check)
+        if f"{folder}/{SAMPLES_HEADER}" not in work.sizes:
+            if check is not None:
+                _require_skipped(check, outcome, work.outcomes, checks, notes)
+            continue
+        try:
+            header = read_header(work.folder, outcome.check)
+        except EvidenceError as error:
+            notes.wrong(outcome.check, str(error).replace(f"{work.folder}{os.sep}", ""))
+            continue
+        if header.tier is not outcome.tier:
+            notes.wrong(outcome.check, f"outcome is of tier {outcome.tier}, its samples of {header.tier}")
+        files = {f"{folder}/{name}.parquet" for name in header.tables} | {f"{folder}/{SAMPLES_HEADER}"}
+        held = {name for name in work.sizes if name.startswith(folder + "/")}
+        for name in sorted(files ^ held):
+            notes.wrong(name, "and the samples' header do not name the same tables")
+
+
+def _require_skipped(
+    check: Check, outcome: Outcome, outcomes: list[Outcome], checks: dict[str, Check], notes: Notes
+) -> None:
+    """An outcome without samples: SKIPPED, empty, and for a reason that the plan or an earlier stage
+    gives.
+    """
+    if outcome.status is not Status.SKIPPED or outcome.figures or outcome.findings or outcome.control:
+        notes.wrong(outcome.check, f"is {outcome.status} but has no samples")
+    elif check.unavailable is None and not any(
+        o.status not in (Status.PASS, Status.SKIPPED)
+        and o.check in checks
+        and STAGES.index(checks[o.check].stage) < STAGES.index(check.stage)
+        for o in outcomes
+    ):
+        notes.wrong(
+            outcome.check, "is SKIPPED, but the plan could run it here and no earlier stage stopped the run"
+        )
+
+
+def check_rederivation(work: Work, notes: Notes) -> None:
+    """Step 9."""
+    if work.rejudge is None or work.plan is None:
+        notes.skipped = "no judge was given" if work.plan is not None else "there is no plan yet"
+        return
+    checks = {c.id: c for c in work.plan.checks}
+    for outcome in work.outcomes:
+        if f"{samples_folder(outcome.check)}/{SAMPLES_HEADER}" not in work.sizes:
+            continue
+        notes.looked_at += 1
+        try:
+            samples = read_samples(work.folder, outcome.check)
+            again = work.rejudge(checks[outcome.check], samples)
+        except EvidenceError as error:
+            notes.wrong(outcome.check, str(error).replace(f"{work.folder}{os.sep}", ""))
+            continue
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            # A judge may assume samples of its own stage; forged ones break it, which is an answer too.
+            notes.wrong(outcome.check, f"cannot be judged again: {type(error).__name__}: {error}")
+            continue
+        if again is None:
+            notes.wrong(outcome.check, "has samples, but no judge gives an outcome for them")
+            continue
+        for difference in differences(outcome, again)[:5]:
+            notes.wrong(outcome.check, difference)
+
+
+def _sample_folder(name: str) -> str:
+    return "/".join(name.split("/")[:2])
