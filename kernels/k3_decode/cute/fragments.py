@@ -15,31 +15,40 @@ __all__ = [
     "choose_address",
     "choose_word",
     "exp2",
+    "finite_or_minus_inf",
     "float_of",
+    "keep_if",
     "load_bf16",
     "load_constant",
+    "load_f32",
     "load_f32x4",
-    "load_pair",
+    "load_long",
     "load_matrix_transposed",
+    "load_pair",
     "log2",
     "mask_word",
+    "pack_fp8",
     "pick",
     "reciprocal",
+    "shared_load_f32x2",
     "shared_load_f32x4",
     "shared_load_word",
     "shared_store_bf16",
+    "shared_store_f32x2",
     "shared_store_f32x4",
     "shared_store_word",
     "sigmoid",
-    "sum_lanes",
     "store_bf16",
-    "store_f32x4_if",
     "store_f32_if",
+    "store_f32x4_if",
     "store_pair_if",
     "store_remote",
     "store_remote_f32",
+    "store_remote_f32x2",
+    "store_remote_word",
     "store_word_if",
     "store_words_if",
+    "sum_lanes",
 ]
 
 LOG2E = 1.4426950408889634
@@ -207,3 +216,58 @@ def pick(values: list[Int32], index: Int32) -> Int32:
     for i in range(len(values) - 1):
         value = choose_word(Int32(index == i), values[i], value)
     return value
+
+
+def load_long(address: Int64) -> Int64:
+    """8 bytes of an index that was written before the step."""
+    return asm("ld.global.b64 $0, [$1];", "=l,l", [address], [Int64])
+
+
+def shared_store_f32x2(address: Int32, low: Float32, high: Float32) -> None:
+    """Two fp32 to shared memory."""
+    asm("st.shared.v2.f32 [$0], {$1,$2};", "r,f,f", [address, low, high])
+
+
+def shared_load_f32x2(address: Int32) -> tuple[Float32, Float32]:
+    """Two fp32 of shared memory."""
+    values: tuple[Float32, Float32] = asm("ld.shared.v2.f32 {$0,$1}, [$2];", "=f,=f,r", [address], [Float32] * 2)
+    return values
+
+
+def store_remote_word(address: Int32, word: Int32) -> None:
+    """4 bytes to the shared memory of a block of the cluster; a cluster barrier must follow before they are read."""
+    asm("st.shared::cluster.b32 [$0], $1;", "r,r", [address, word])
+
+
+def pack_fp8(values: list[Float32]) -> Int32:
+    """Four fp32 as e4m3, saturating, the first at the lowest address."""
+    template = (
+        "{.reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, $2, $1; cvt.rn.satfinite.e4m3x2.f32 h, $4, $3; "
+        "mov.b32 $0, {l, h};}"
+    )
+    return asm(template, "=r,f,f,f,f", values, [Int32], is_pure=True)
+
+
+def load_f32(address: Int64) -> Float32:
+    """One fp32 value that an earlier kernel wrote."""
+    return asm("ld.global.f32 $0, [$1];", "=f,l", [address], [Float32])
+
+
+def keep_if(value: Float32, condition: Int32) -> Float32:
+    """`value` where `condition` is not 0, else 0 (even for NaN)."""
+    template = "{.reg .pred p; setp.ne.b32 p, $2, 0; selp.f32 $0, $1, 0f00000000, p;}"
+    return asm(template, "=f,f,r", [value, condition], [Float32], is_pure=True)
+
+
+def finite_or_minus_inf(value: Float32, condition: Int32) -> Float32:
+    """`value` where it is finite and `condition` is not 0, else -inf."""
+    template = (
+        "{.reg .pred p, q; .reg .f32 a; abs.f32 a, $1; setp.lt.f32 p, a, 0f7F800000; setp.ne.and.b32 q, $2, 0, p; "
+        "selp.f32 $0, $1, 0fFF800000, q;}"
+    )
+    return asm(template, "=f,f,r", [value, condition], [Float32], is_pure=True)
+
+
+def store_remote_f32x2(address: Int32, low: Float32, high: Float32) -> None:
+    """Two fp32 to the shared memory of a block of the cluster; a cluster barrier must follow before they are read."""
+    asm("st.shared::cluster.v2.f32 [$0], {$1,$2};", "r,f,f", [address, low, high])
