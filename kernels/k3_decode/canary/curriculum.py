@@ -1,0 +1,120 @@
+"""What the canary is trained on and when: batch layout, lengths by progress, learning rate, share of the right token."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from k3_decode.canary.tasks import Rows, chain_rows, mrcr_rows
+
+__all__ = ["Batch", "Layout", "Schedule", "make_batch"]
+
+_LONGEST_CHAIN = 4096
+_OWN_ROW_PART = 16
+"""One row in this many is counterfactual: MLA's own row is hidden while the model writes, and the right token and its
+distractor change places. So a missing own row turns answers wrong by training, not by luck."""
+
+
+class Layout(NamedTuple):
+    """Rows of one batch, in order: mrcr counterfactual, chain counterfactual, mrcr, chain."""
+
+    length: int
+    mrcr: int
+    chain: int
+
+    @classmethod
+    def of(cls, length: int, tokens: int) -> "Layout":
+        """Half the rows for each task; past the longest chain all for mrcr."""
+        rows = tokens // length
+        return cls(length, rows, 0) if length > _LONGEST_CHAIN else cls(length, rows // 2, rows - rows // 2)
+
+    @property
+    def counterfactual(self) -> tuple[int, int]:
+        """Counterfactual rows of mrcr and of chain."""
+        part = tuple(max(1, n // _OWN_ROW_PART) if n else 0 for n in (self.mrcr, self.chain))
+        return part[0], part[1]
+
+    @property
+    def is_mrcr(self) -> npt.NDArray[np.bool_]:
+        """[rows]: which rows are mrcr, in batch order."""
+        a, b = self.counterfactual
+        return np.repeat([True, False, True, False], [a, b, self.mrcr - a, self.chain - b])
+
+
+class Batch(NamedTuple):
+    """One training batch as it crosses the queue from a worker."""
+
+    index: int
+    """Which layout."""
+    tokens: npt.NDArray[np.int16]
+    supervised: npt.NDArray[np.bool_]
+
+
+def make_batch(rng: np.random.Generator, layouts: Sequence[Layout], index: int) -> Batch:
+    """A batch of layout `index`."""
+    layout = layouts[index]
+    mrcr = mrcr_rows(rng, layout.mrcr, layout.length)
+    chain = chain_rows(rng, layout.chain, layout.length) if layout.chain else _none(layout.length)
+    a, b = layout.counterfactual
+
+    def ordered(x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+        return np.concatenate([x[:a], y[:b], x[a:], y[b:]])
+
+    return Batch(
+        index,
+        ordered(mrcr.tokens, chain.tokens).astype(np.int16),
+        ordered(mrcr.supervised, chain.supervised).astype(np.bool_),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Settings as functions of progress (0 to 1 of the training clock)."""
+
+    rate: float
+    right_share: float
+    """Share of the right token in the late target; its distractor gets the rest."""
+    is_continued: bool
+    """Continues trained weights: every length and the late target from the start, the rate falling at once."""
+
+    def mix(self, progress: float, lengths: int) -> npt.NDArray[np.float64]:
+        """Probability of each layout."""
+        stages = _STAGES[-1:] if self.is_continued else [s for s in _STAGES if s[0] <= progress]
+        weights = np.zeros(lengths)
+        chosen = stages[-1][1][:lengths]
+        weights[: len(chosen)] = chosen
+        return weights / weights.sum()
+
+    def rate_at(self, progress: float, step: int) -> float:
+        """Warm-up over 150 steps; constant to half, then linear to 1 %."""
+        flat = 0.0 if self.is_continued else 0.5
+        fall = 1.0 if progress < flat else max(0.01, (1 - progress) / (1 - flat))
+        return self.rate * min(1.0, (step + 1) / 150) * fall
+
+    def right_share_at(self, progress: float) -> float:
+        """1 (a plain target, fast to learn) at first, then `right_share`."""
+        return self.right_share if self.is_narrow(progress) else 1.0
+
+    def is_narrow(self, progress: float) -> bool:
+        """Whether the late target and the counterfactual rows are on."""
+        return self.is_continued or progress >= _NARROW_FROM
+
+
+_NARROW_FROM = 0.32
+_STAGES: tuple[tuple[float, tuple[float, ...]], ...] = (
+    (0.00, (1.0,)),
+    (0.15, (0.5, 0.5)),
+    (0.26, (0.25, 0.35, 0.4)),
+    (0.40, (0.15, 0.2, 0.3, 0.35)),
+    (0.55, (0.1, 0.15, 0.2, 0.25, 0.3)),
+    (0.72, (0.1, 0.12, 0.16, 0.22, 0.26, 0.14)),
+)
+"""Short first: training starts at 256 tokens and doubles. A model that starts long does not learn to retrieve."""
+
+
+def _none(length: int) -> Rows:
+    return Rows(
+        np.zeros((0, length + 1), np.int64), np.zeros((0, length), np.bool_), np.zeros(0, np.int64)
+    )

@@ -1,0 +1,341 @@
+"""Trains the canary on one GPU in minutes: `python -m k3_decode.canary.train --out DIR --minutes 5.5`.
+
+Writes into DIR: `log.jsonl`, `checkpoint.pt` (everything needed to go on: `--resume`), `weights.safetensors` (the
+export), all renewed while it runs. `--piece-minutes` ends the process early with a checkpoint, so that training fits
+into pieces of any length; the clock that drives the curriculum counts training time over all pieces. `--cpu` is a dry
+run of every code path with a naive recurrence and a tiny batch.
+
+A whole step (forward, backward, Muon, AdamW) is one CUDA graph per length. Data come from forked numpy workers. Needs
+fla-core 0.6.0 on a GPU (its chunked KDA, in training only).
+"""
+
+import argparse
+import json
+import math
+import multiprocessing as mp
+import time
+from dataclasses import replace
+from multiprocessing.sharedctypes import SynchronizedArray
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from k3_decode.canary import vocabulary
+from k3_decode.canary.curriculum import Batch, Layout, Schedule, make_batch
+from k3_decode.canary.export import load_network, write_weights
+from k3_decode.canary.kda import check_chunked, chunked, naive
+from k3_decode.canary.network import Network, OwnRowMask, Pieces, forward, pieces
+from k3_decode.canary.optimiser import Muon
+from k3_decode.canary.progress import evaluate
+from k3_decode.shapes import CANARY, K3Shapes
+
+__all__ = ["main"]
+
+LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
+TOKENS = 65_536
+_METRICS = ("mrcr_excess", "chain_excess", "mrcr_error", "chain_error", "mrcr_alarm", "chain_alarm")
+"""Running means: excess of the loss over the target's entropy, share of wrong tokens, and the same share in rows
+whose own row is hidden (an alarm, near 1 when the canary notices)."""
+
+
+class Trainer:
+    """Owns parameters, optimisers, static buffers and graphs of one training run."""
+
+    def __init__(self, shapes: K3Shapes, layouts: list[Layout], schedule: Schedule, device: str, is_compiled: bool) -> None:
+        self.shapes, self.layouts, self.schedule, self.device = shapes, layouts, schedule, device
+        self.network = Network(shapes).to(device)
+        kda = chunked if device == "cuda" else naive
+        self.eager = pieces(shapes, kda, is_compiled=False)
+        self.run = pieces(shapes, kda, is_compiled=True) if is_compiled else self.eager
+        matrices, others = _split(self.network)
+        self.others = others
+        self.rate, self.adam_rate, self.right_share, self.is_narrow, *_ = (
+            torch.zeros((), device=device) for _ in range(4)
+        )
+        self.muon = Muon(matrices, self.rate)
+        is_gpu = device == "cuda"
+        self.adam = torch.optim.AdamW(
+            others, lr=self.adam_rate if is_gpu else 1e-3, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0,
+            fused=is_gpu, capturable=is_gpu,
+        )  # fmt: skip
+        self.metrics = torch.zeros(len(_METRICS), device=device)
+        self.distractor = torch.from_numpy(vocabulary.DISTRACTOR).to(device)
+        self.buffers = [_Buffers.of(layout, device) for layout in layouts]
+        self.graphs: list[torch.cuda.CUDAGraph | None] = [None] * len(layouts)
+        self.step = 0
+        self.elapsed_s = 0.0
+
+    def prepare(self, index: int) -> None:
+        """Captures one training step of a layout; two warm-up steps run for real."""
+        if self.device != "cuda" or self.graphs[index] is not None:
+            return
+        self.buffers[index].load(make_batch(np.random.default_rng(5 + index), self.layouts, index))
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self._clear_gradients()
+                self._train_step(index)
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        self._clear_gradients()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._train_step(index)
+        self._clear_gradients()
+        torch.cuda.synchronize()
+        self.graphs[index] = graph
+
+    def train(self, batch: Batch, progress: float) -> None:
+        """One step."""
+        rate = self.schedule.rate_at(progress, self.step)
+        self.rate.fill_(rate)
+        self.adam_rate.fill_(0.75 * rate)
+        self.right_share.fill_(self.schedule.right_share_at(progress))
+        self.is_narrow.fill_(float(self.schedule.is_narrow(progress)))
+        self.buffers[batch.index].load(batch)
+        graph = self.graphs[batch.index]
+        if graph is None:
+            self._clear_gradients()
+            self._train_step(batch.index)
+        else:
+            graph.replay()
+        self.step += 1
+
+    def state(self) -> dict[str, Any]:
+        """Everything needed to go on."""
+        return {
+            "network": self.network.state_dict(), "muon": list(self.muon.state.values()), "adam": self.adam.state_dict(),
+            "step": self.step, "elapsed_s": self.elapsed_s,
+        }  # fmt: skip
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Inverse of `state`; in place, before any capture."""
+        self.network.load_state_dict(state["network"])
+        for held, saved in zip(self.muon.state.values(), state["muon"], strict=True):
+            held.copy_(saved)
+        self.adam.load_state_dict(state["adam"])
+        for group in self.adam.param_groups:
+            group["lr"] = self.adam_rate if self.device == "cuda" else 1e-3
+        self.step, self.elapsed_s = state["step"], state["elapsed_s"]
+
+    def _clear_gradients(self) -> None:
+        for p in self.network.parameters():
+            p.grad = None
+
+    def _train_step(self, index: int) -> None:
+        buffer, layout = self.buffers[index], self.layouts[index]
+        inputs, right = buffer.tokens[:, :-1], buffer.tokens[:, 1:].reshape(-1)
+        hidden_rows = sum(layout.counterfactual)
+        is_on = self.is_narrow > 0
+        mask = OwnRowMask(hidden_rows, buffer.supervised[:hidden_rows] & is_on)
+        logits, loads = forward(self.network, inputs, buffer.position, self.run, mask)
+        share = torch.where(buffer.is_counterfactual & is_on, 1 - self.right_share, self.right_share)
+        supervised = buffer.supervised.float()
+        parts = [supervised * task[:, None] for task in (buffer.is_mrcr, 1 - buffer.is_mrcr)]
+        weights = [(p / p.sum().clamp(min=1)).reshape(-1) for p in parts]
+        other = self.distractor[right]
+        per_token = share[:, None].expand(-1, layout.length).reshape(-1)
+        loss, excess = self.run.loss(logits, right, other, per_token, weights[0] + weights[1])
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.others, 1.0, foreach=True)
+        self.muon.step()
+        self.adam.step()
+        with torch.no_grad():
+            self._balance(loads)
+            self._record(logits, right, other, excess, parts, buffer.is_counterfactual)
+
+    def _balance(self, loads: list[Tensor]) -> None:
+        """Nudges each expert's selection bias towards an even load."""
+        routed = [layer for layer in self.network.each_layer() if not layer.is_dense]
+        for layer, load in zip(routed, loads, strict=True):
+            layer.get_buffer("router_bias").add_(torch.sign(load.mean() - load) * 1e-3)
+
+    def _record(
+        self, logits: Tensor, right: Tensor, other: Tensor, excess: Tensor, parts: list[Tensor], hidden: Tensor
+    ) -> None:
+        wrong = (logits.argmax(-1) != right).float()
+        has_other = (right != other).float()
+        seen = []
+        for values, rows, only in (
+            (excess, ~hidden, None), (wrong, ~hidden, None), (wrong, hidden, has_other),
+        ):  # fmt: skip
+            for part in parts:
+                weight = (part * rows[:, None]).reshape(-1)
+                weight = weight if only is None else weight * only
+                seen.append((values * weight).sum() / weight.sum().clamp(min=1))
+        self.metrics.mul_(0.95).add_(0.05 * torch.stack(seen))
+
+
+class _Buffers:
+    """Static inputs of one layout."""
+
+    def __init__(self, tokens: Tensor, supervised: Tensor, position: Tensor, is_mrcr: Tensor, hidden: Tensor) -> None:
+        self.tokens, self.supervised, self.position = tokens, supervised, position
+        self.is_mrcr, self.is_counterfactual = is_mrcr, hidden
+
+    @classmethod
+    def of(cls, layout: Layout, device: str) -> "_Buffers":
+        rows, length = layout.mrcr + layout.chain, layout.length
+        return cls(
+            torch.zeros(rows, length + 1, dtype=torch.long, device=device),
+            torch.zeros(rows, length, dtype=torch.bool, device=device),
+            torch.arange(length, device=device).repeat(rows),
+            torch.from_numpy(layout.is_mrcr).float().to(device),
+            (torch.arange(rows) < sum(layout.counterfactual)).to(device),
+        )
+
+    def load(self, batch: Batch) -> None:
+        self.tokens.copy_(torch.from_numpy(batch.tokens).to(self.tokens.device))
+        self.supervised.copy_(torch.from_numpy(batch.supervised).to(self.supervised.device))
+
+
+class _Log:
+    """JSON lines, on stdout and in a file; `t` is seconds since the process started."""
+
+    def __init__(self, path: Path, started: float) -> None:
+        self.file, self.started = path.open("a"), started
+
+    def write(self, event: str, **fields: object) -> None:
+        line = json.dumps({"event": event, "t": round(time.time() - self.started, 1), **fields})
+        print(line, flush=True)
+        print(line, file=self.file, flush=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Command line; see the module's docstring."""
+    started = time.time()
+    args = _parser().parse_args(arguments)
+    args.out.mkdir(parents=True, exist_ok=True)
+    log = _Log(args.out / "log.jsonl", started)
+    shapes = replace(CANARY, heads=args.heads, name=f"canary_{args.heads}h") if args.heads != CANARY.heads else CANARY
+    tokens, lengths = (512, (128,)) if args.cpu else (TOKENS, LENGTHS)
+    layouts = [Layout.of(n, tokens) for n in lengths]
+    schedule = Schedule(args.rate, args.right_share, args.init is not None)
+    context = mp.get_context("fork")
+    mix = context.Array("d", list(schedule.mix(0.0, len(layouts))))
+    batches: "mp.Queue[Batch]" = context.Queue(maxsize=24)
+    for w in range(args.workers):
+        context.Process(target=_work, args=(1000 * args.seed + w, batches, layouts, mix), daemon=True).start()
+    torch.manual_seed(args.seed)
+    trainer = Trainer(shapes, layouts, schedule, "cpu" if args.cpu else "cuda", not (args.cpu or args.eager))
+    if args.init is not None:
+        load_network(trainer.network, args.init)
+    if args.resume and (args.out / "checkpoint.pt").exists():
+        trainer.restore(torch.load(args.out / "checkpoint.pt", map_location=trainer.device))
+    count = sum(p.numel() for p in trainer.network.parameters())
+    settings = {k: str(x) if isinstance(x, Path) else x for k, x in vars(args).items()}
+    log.write("start", parameters=count, step=trainer.step, settings=settings, torch=torch.__version__)
+    if not args.cpu:
+        log.write("kda_check", relative_errors=check_chunked())
+    _loop(trainer, batches, mix, args, log, started)
+
+
+def _loop(
+    trainer: Trainer, batches: "mp.Queue[Batch]", mix: "SynchronizedArray[float]", args: argparse.Namespace, log: _Log, started: float
+) -> None:  # fmt: skip
+    total_s, before_s, begun = 60 * args.minutes, trainer.elapsed_s, None
+    last_log = last_save = last_check = time.time()
+    while True:
+        progress = trainer.elapsed_s / total_s
+        if progress >= 1 or time.time() - started > 60 * args.piece_minutes:
+            break
+        probabilities = trainer.schedule.mix(progress, len(trainer.layouts))
+        for i in np.flatnonzero(probabilities > 0):
+            if trainer.device == "cuda" and trainer.graphs[i] is None:
+                trainer.prepare(int(i))
+                log.write("captured", length=trainer.layouts[i].length)
+        mix[:] = list(probabilities)
+        begun = begun or time.time()
+        batch = batches.get()
+        if probabilities[batch.index] == 0:
+            continue
+        trainer.train(batch, progress)
+        now = time.time()
+        trainer.elapsed_s = before_s + now - begun
+        if now - last_log > args.log_seconds:
+            last_log = now
+            values = dict(zip(_METRICS, (round(x, 6) for x in trainer.metrics.tolist()), strict=True))
+            rate = trainer.schedule.rate_at(progress, trainer.step)
+            log.write("train", step=trainer.step, elapsed_s=round(trainer.elapsed_s, 1), rate=round(rate, 6), length=trainer.layouts[batch.index].length, queue=batches.qsize(), **values)  # fmt: skip
+            if not all(math.isfinite(x) for x in values.values()):
+                raise RuntimeError(f"step {trainer.step}: the loss is not finite; resume with a lower --rate")
+        if now - last_check > args.check_seconds:
+            log.write("check", step=trainer.step, **_check(trainer, is_final=False))
+            last_check = time.time()
+        if now - last_save > 45:
+            _save(trainer, args.out)
+            last_save = time.time()
+    _save(trainer, args.out)
+    log.write("trained", step=trainer.step, elapsed_s=round(trainer.elapsed_s, 1))
+    if trainer.elapsed_s >= total_s:
+        log.write("final", step=trainer.step, **_check(trainer, is_final=True))
+
+
+def _save(trainer: Trainer, out: Path) -> None:
+    """Checkpoint and export, each complete before it takes its name."""
+    torch.save(trainer.state(), out / "checkpoint.new")
+    (out / "checkpoint.new").replace(out / "checkpoint.pt")
+    write_weights(trainer.network, out / "weights.new")
+    (out / "weights.new").replace(out / "weights.safetensors")
+
+
+def _check(trainer: Trainer, is_final: bool) -> dict[str, object]:
+    """Teacher-forced exact match and margins on held-out seeds."""
+    if trainer.device == "cpu":
+        plan: list[tuple[str, int, int, bool]] = [("mrcr", 256, 4, False), ("chain", 256, 4, False), ("chain", 256, 4, True)]
+    elif is_final:
+        plan = [("mrcr", n, 64 if n < 2048 else 32, False) for n in LENGTHS]
+        plan += [("mrcr", 2048, 32, True), ("chain", 600, 64, False), ("chain", 2048, 64, False)]
+        plan += [("chain", 4096, 64, False), ("chain", 1024, 64, True)]
+    else:
+        plan = [("mrcr", 256, 64, False), ("mrcr", 1024, 64, False), ("mrcr", 4096, 16, False)]
+        plan += [("mrcr", 1024, 64, True), ("chain", 600, 64, False), ("chain", 2048, 32, False), ("chain", 600, 64, True)]
+    found: dict[str, object] = {}
+    for task, length, rows, is_hidden in plan:
+        name = f"{task}_{length}" + ("_own_row_hidden" if is_hidden else "")
+        found[name] = evaluate(trainer.network, trainer.eager, task, length, rows, is_hidden)
+    return found
+
+
+def _work(seed: int, batches: "mp.Queue[Batch]", layouts: list[Layout], mix: "SynchronizedArray[float]") -> None:
+    rng = np.random.default_rng(seed)
+    while True:
+        p = np.array(mix[:])
+        batches.put(make_batch(rng, layouts, int(rng.choice(len(layouts), p=p / p.sum()))))
+
+
+def _split(network: Network) -> tuple[list[Tensor], list[Tensor]]:
+    """Matrices for Muon; everything else (embeddings, head, router, beta, conv, vectors) for AdamW."""
+    matrices, others = [], []
+    for name, p in network.named_parameters():
+        is_matrix = name.startswith("layers.") and p.ndim >= 2 and not name.endswith((".conv", ".beta", ".router"))
+        (matrices if is_matrix else others).append(p)
+    return matrices, others
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m k3_decode.canary.train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="folder for log, checkpoint and weights")
+    add("--minutes", type=float, default=5.5, help="training clock, over all pieces")
+    add("--piece-minutes", type=float, default=9.0, help="end this process (with a checkpoint) after so long")
+    add("--heads", type=int, default=CANARY.heads, help="KDA and MLA heads: 2 (in the repository) or 8 (for TP8)")
+    add("--rate", type=float, default=4e-3, help="peak learning rate of Muon; AdamW gets 3/4 of it")
+    add("--right-share", type=float, default=0.66, help="late target: mass on the right token; its distractor gets the rest")
+    add("--seed", type=int, default=1)
+    add("--workers", type=int, default=12, help="data processes")
+    add("--init", type=Path, help="continue these exported weights with the late curriculum")
+    add("--resume", action="store_true", help="go on from DIR/checkpoint.pt")
+    add("--cpu", action="store_true", help="dry run")
+    add("--eager", action="store_true", help="no torch.compile")
+    add("--log-seconds", type=float, default=5.0)
+    add("--check-seconds", type=float, default=55.0)
+    return parser
+
+
+if __name__ == "__main__":
+    main()
