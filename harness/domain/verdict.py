@@ -1,0 +1,163 @@
+"""What the gate says about a claim: one row for each proof that the policy demands, and what is missing.
+
+Invariant: a verdict is `admitted` exactly when nothing is missing, nothing contradicts and nothing stood in
+the way of judging; the exit code follows from the answer.
+"""
+
+from datetime import date
+from enum import StrEnum
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from harness.domain.bundle import BundleState
+from harness.domain.cell import Arch
+from harness.domain.change import Sha
+from harness.domain.check import CheckId, StageName, Status
+from harness.domain.machine import Tier
+from harness.domain.record import Digest, Record
+
+__all__ = [
+    "Answer",
+    "BundleUse",
+    "Contradiction",
+    "Contribution",
+    "MissingEvidence",
+    "ProofRow",
+    "StaleEvidence",
+    "Verdict",
+    "WaiverUse",
+]
+
+
+class Answer(StrEnum):
+    """The gate's word."""
+
+    ADMITTED = "admitted"
+    REJECTED = "rejected"
+    COULD_NOT_JUDGE = "could_not_judge"
+
+    @property
+    def exit_code(self) -> int:
+        """0, 1 or 2."""
+        return list(Answer).index(self)
+
+
+class BundleUse(Record):
+    """One bundle that was handed in, and whether its evidence counted."""
+
+    name: str
+    bundle_digest: Digest | None
+    tier: Tier | None
+    arch: Arch | None
+    head: Sha | None
+    state: BundleState
+    signer: str | None
+    refused: str = ""
+    """Why none of its evidence counts; empty where it does."""
+
+
+class ProofRow(Record):
+    """One proof: what the policy demands of one stage on one architecture, and what was found."""
+
+    stage: StageName
+    arch: Arch | None
+    """None where the stage knows no architecture."""
+    required_tier: Tier
+    found_tier: Tier | None
+    """Weakest tier among the passed checks; None where nothing passed."""
+    checks: int = Field(ge=0)
+    """Required checks that the bundles planned for it."""
+    statuses: tuple[tuple[Status, int], ...]
+    """How many of them gave what, by the strongest evidence of each."""
+    stale: int = Field(ge=0)
+    """Checks whose evidence the new head invalidates."""
+    controls: int = Field(ge=0)
+    """Checks whose control failed as it should."""
+    is_met: bool
+    why: str = ""
+    """What is lacking; empty where the proof is met."""
+
+    @property
+    def passed(self) -> int:
+        """Checks that passed and are fresh."""
+        return dict(self.statuses).get(Status.PASS, 0)
+
+
+class MissingEvidence(Record):
+    """One piece of evidence that would have to be made, and the command that makes it."""
+
+    stage: StageName
+    arch: Arch | None
+    checks: tuple[CheckId, ...]
+    """Which checks; empty: no bundle plans any."""
+    why: str
+    where: str
+    """Machine that the command needs."""
+    command: str
+
+
+class Contribution(Record):
+    """What one bundle says about a check."""
+
+    bundle: str
+    tier: Tier
+    status: Status
+
+
+class Contradiction(Record):
+    """A check that passes in one bundle and fails in another."""
+
+    check: CheckId
+    contributions: tuple[Contribution, ...]
+
+
+class StaleEvidence(Record):
+    """A check whose evidence is of an older head, and why the move invalidates it."""
+
+    check: CheckId
+    bundle: str
+    why: str
+
+
+class WaiverUse(Record):
+    """A waiver of the policy, and what it covers here."""
+
+    rule: str
+    path: str
+    owner: str
+    reason: str
+    expires: date
+    findings: int = Field(ge=0)
+    is_expired: bool
+
+
+class Verdict(Record):
+    """The gate's answer with all its grounds."""
+
+    schema_version: Literal[1] = 1
+    answer: Answer
+    exit_code: int
+    policy: str
+    claim: str | None
+    repository: str | None
+    pr: int | None
+    head: Sha | None
+    """Head that was judged."""
+    reasons: tuple[str, ...]
+    """One sentence for each ground, most important first; for an admission, what it rests on."""
+    bundles: tuple[BundleUse, ...]
+    rows: tuple[ProofRow, ...] = ()
+    missing: tuple[MissingEvidence, ...] = ()
+    contradictions: tuple[Contradiction, ...] = ()
+    stale: tuple[StaleEvidence, ...] = ()
+    waivers: tuple[WaiverUse, ...] = ()
+
+    @model_validator(mode="after")
+    def _answer_follows_from_the_grounds(self) -> Self:
+        if self.exit_code != self.answer.exit_code:
+            raise ValueError(f"{self.answer} has exit code {self.answer.exit_code}, not {self.exit_code}")
+        is_lacking = bool(self.missing or self.contradictions) or not all(r.is_met for r in self.rows)
+        if self.answer is Answer.ADMITTED and (is_lacking or not self.rows):
+            raise ValueError("admitted needs at least one proof, every proof met and no contradiction")
+        return self
