@@ -65,6 +65,12 @@ class Change(Record):
     """Whether the working tree differed from head when read: evidence is then not bound to a SHA."""
     files: tuple[ChangedFile, ...] = ()
 
+    def without_hunks(self) -> "Change":
+        """The same change without its text: what plans and bundles carry."""
+        return self.model_copy(
+            update={"files": tuple(f.model_copy(update={"hunks": ()}) for f in self.files)}
+        )
+
     @property
     def added_lines(self) -> int:
         """Added lines over all files."""

@@ -166,6 +166,10 @@ class EvalItem(Record):
     max_tokens: int
     context: int
     """Tokens of prompt and target together."""
+    prefix_tokens: int = 0
+    """For the `mrcr` scorer: how many tokens of the target the answer must start with, and which are then
+    removed.
+    """
 
 
 class Generation(Record):
@@ -186,6 +190,11 @@ class EvalTask(Record):
     smoke_items: int
     full_items: int
     stop_token: int
+    scorer: Literal["exact", "mrcr", "tail"]
+    """The harness's own scorer: whole answer, the official MRCR rule on tokens, or the target's last tokens
+    alone.
+    """
+    tail_tokens: int = 0
     min_score: float
     """Stock must reach it, or the eval proves nothing."""
 
@@ -242,6 +251,15 @@ class Pack(Protocol):
     def open_session(self, request: SessionRequest, observer: Callable[[Decision], None] | None) -> Session:
         """Load a model for one arm. The observer is called once a step, before it runs."""
 
+    @property
+    def smoke_model(self) -> str:
+        """Preset that a CPU drives in milliseconds a step, such as `nano`."""
+
+    def launch_manifest(self, request: SessionRequest, requests: int, rows: int) -> Mapping[str, int]:
+        """Kernel launches by op that one optimised step of this session must make; ops that do not run are
+        absent.
+        """
+
     def decline_reasons(self) -> tuple[str, ...]:
         """The closed list of reason codes that the dispatcher gives."""
 
@@ -250,9 +268,6 @@ class Pack(Protocol):
 
     def eval_items(self, task: str, count: int, seed: int) -> tuple[EvalItem, ...]:
         """Items of an embedded task; the same seed gives the same items."""
-
-    def eval_score(self, task: str, item: EvalItem, answer: Sequence[int]) -> float:
-        """Score in 0..1 of one answer."""
 
     def traffic(self, op: str, cell: Cell, experts_touched: int | None) -> tuple[int, int]:
         """(bytes, floating-point operations) that one call must move and do, from formulas."""

@@ -11,7 +11,7 @@ from harness.domain.change import Change
 from harness.domain.check import Check, CheckId, StageName
 from harness.domain.claim import Claim
 from harness.domain.machine import Machine, Tier
-from harness.domain.policy import Policy
+from harness.domain.policy import Policy, Rule, ZoneMap
 from harness.domain.record import Digest, Record
 
 __all__ = ["Plan"]
@@ -29,7 +29,12 @@ class Plan(Record):
     """sha256 over the pack's source files as they are on disk."""
     claim: Claim
     policy: Policy
+    zones: ZoneMap
+    rules: tuple[Rule, ...]
+    """In the plan, so that a rule edited between planning and judging is another plan."""
     change: Change
+    """Without hunks: `change_digest` binds them, and a bundle need not carry the whole diff."""
+    change_digest: Digest
     machine: Machine
     tier: Tier
     is_full: bool = False

@@ -53,6 +53,8 @@ class StageContext:
     """Folder for compiled kernels and the like; may be deleted between runs."""
     logs: Path
     """Folder whose files travel in the bundle."""
+    ledger: Path
+    """Folder of the dispatcher's ledgers; travels in the bundle."""
     progress: Callable[[str], None]
     """Tell people what is being done now; at most a few calls a second."""
 

@@ -1,0 +1,121 @@
+"""How a run goes, for `validate`, `run` and `collect` alike: plan, execute, bundle, report, a table, an exit
+code.
+
+The exit code answers for the tier asked for: 0 when every check planned for it passed, 1 when one did not.
+What the gate would say is printed beside it, and only `fasttrack gate` answers admission.
+"""
+
+import shlex
+import sys
+from pathlib import Path
+
+from harness.cli.selectors import Selection, make_selected_plan
+from harness.domain.check import Outcome, Status
+from harness.domain.errors import InputError
+from harness.domain.machine import Machine
+from harness.domain.plan import Plan
+from harness.evidence.run_folder import RunFolder, load_plan, open_run
+
+__all__ = ["CACHE", "finish_run", "run_checks", "validate_selection"]
+
+CACHE = Path("out/cache")
+"""Compiled kernels, by content; safe to delete."""
+
+
+def validate_selection(
+    selection: Selection, out: Path, *, resume: bool, keep_going: bool, as_json: bool
+) -> int:
+    """Plan, run and finish; gives the exit code. Raises `InputError` where --out holds another run."""
+    plan = _resumed_plan(selection, out) if resume else make_selected_plan(selection)
+    if not resume and out.exists() and any(out.iterdir()):
+        raise InputError(
+            f"{out} already holds something; go on with its run (--resume), name another folder (--out), or "
+            "remove it"
+        )
+    with open_run(out, plan) as run:
+        run_checks(plan, run, selection.repo, keep_going)
+        return finish_run(plan, run, as_json=as_json)
+
+
+def run_checks(plan: Plan, run: RunFolder, repo: Path | None, keep_going: bool) -> None:
+    """Run what has no outcome yet, with progress on standard error."""
+    from harness.cli.console import progress_bar
+    from harness.pipeline import Progress, execute
+
+    with progress_bar() as show:
+        repository = None if repo is None else repo.resolve()
+        execute(plan, run, repository, CACHE.resolve(), Progress(say=show), keep_going)
+
+
+def finish_run(plan: Plan, run: RunFolder, *, as_json: bool, machine: Machine | None = None) -> int:
+    """Write bundle and report, print the result, give the exit code."""
+    from harness.cli.console import print_json
+    from harness.cli.gate import gate_words
+    from harness.evidence.bundle import write_bundle
+    from harness.pipeline import failed_checks
+    from harness.report import write_report
+
+    outcomes = {outcome.check: outcome for outcome in run.outcomes()}
+    failed = failed_checks(plan, outcomes)
+    code = 1 if failed else 0
+    bundle = write_bundle(run, machine=machine)
+    pages = write_report(bundle, bundle.with_name(bundle.name + "-report"))
+    verdict = gate_words([bundle], plan.policy)
+    if as_json:
+        print_json(
+            {
+                "exit_code": code,
+                "outcomes": [outcome.model_dump(mode="json") for outcome in outcomes.values()],
+                "bundle": str(bundle),
+                "report": [str(page) for page in pages],
+                "gate": verdict,
+            }
+        )
+        return code
+    _print_result(plan, outcomes, bundle, [str(page) for page in pages], verdict, code)
+    return code
+
+
+def _print_result(
+    plan: Plan, outcomes: dict[str, Outcome], bundle: Path, pages: list[str], verdict: str, code: int
+) -> None:
+    from harness.cli.console import out, outcome_table
+
+    for cost_stage in dict.fromkeys(check.stage for check in plan.checks):
+        of_stage = [outcomes[c.id].status for c in plan.of_stage(cost_stage) if c.id in outcomes]
+        counts = ", ".join(f"{of_stage.count(s)} {s.value}" for s in Status if s in of_stage)
+        out.print(f"{cost_stage.value:<10} {counts or 'nothing ran'}", markup=False)
+    rest = [o for o in outcomes.values() if o.status is not Status.PASS]
+    if rest:
+        out.print(
+            outcome_table(
+                "not passed", [(o.status.value, o.check, f"{o.summary}. {o.next_step}") for o in rest]
+            )
+        )
+    out.print(f"bundle {bundle}", markup=False, soft_wrap=True)
+    out.print(f"report {' '.join(pages)}", markup=False, soft_wrap=True)
+    out.print(f"the gate would say: {verdict}", markup=False, soft_wrap=True)
+    words = (
+        "every check planned for this tier passed"
+        if code == 0
+        else "a check planned for this tier did not pass"
+    )
+    out.print(f"{words} (exit {code})")
+    if code:
+        out.print(f"repeat: {shlex.join(['fasttrack', *sys.argv[1:]])}", markup=False, soft_wrap=True)
+
+
+def _resumed_plan(selection: Selection, out: Path) -> Plan:
+    """The plan of the run in `out`; raises `InputError` when these selectors no longer give that plan."""
+    from dataclasses import replace
+
+    stored = load_plan(out)
+    fresh = make_selected_plan(replace(selection, nonce=stored.nonce))
+    if fresh.digest() != stored.digest():
+        changed = [name for name in Plan.model_fields if getattr(fresh, name) != getattr(stored, name)]
+        raise InputError(
+            f"{out} holds a run of another plan: {', '.join(changed)} changed since; outcomes of two plans "
+            "never mix, so "
+            "start anew in another folder (--out)"
+        )
+    return stored

@@ -1,0 +1,193 @@
+"""`fasttrack`: the table of commands and the one place that turns errors into exit codes.
+
+Invariant: exit 1 means *rejected* and nothing else. A crash, an abort or bad input of ours ends as 2, an
+interrupt as 130. Command modules load on use, so that `fasttrack --help` is quick.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from harness import __version__
+from harness.domain.errors import FasttrackError
+
+__all__ = ["app", "entry"]
+
+
+def _validate() -> click.Command:
+    from harness.cli.validate import app
+
+    return typer.main.get_command(app)
+
+
+def _plan() -> click.Command:
+    from harness.cli.plan import app
+
+    return typer.main.get_command(app)
+
+
+def _run() -> click.Command:
+    from harness.cli.run import app
+
+    return typer.main.get_command(app)
+
+
+def _worker() -> click.Command:
+    from harness.cli.worker import worker_app
+
+    return typer.main.get_command(worker_app)
+
+
+def _collect() -> click.Command:
+    from harness.cli.worker import collect_app
+
+    return typer.main.get_command(collect_app)
+
+
+def _doctor() -> click.Command:
+    from harness.cli.doctor import app
+
+    return typer.main.get_command(app)
+
+
+def _policy() -> click.Command:
+    from harness.cli.policy import app
+
+    return typer.main.get_command(app)
+
+
+def _kernels() -> click.Command:
+    from harness.cli.kernels import app
+
+    return typer.main.get_command(app)
+
+
+def _evals() -> click.Command:
+    from harness.cli.evals import app
+
+    return typer.main.get_command(app)
+
+
+def _sweep() -> click.Command:
+    from harness.cli.sweep import app
+
+    return typer.main.get_command(app)
+
+
+def _bundle() -> click.Command:
+    from harness.cli.bundle import app
+
+    return typer.main.get_command(app)
+
+
+def _gate() -> click.Command:
+    from harness.cli.gate import app
+
+    return typer.main.get_command(app)
+
+
+def _report() -> click.Command:
+    from harness.cli.report import app
+
+    return typer.main.get_command(app)
+
+
+COMMANDS: dict[str, tuple[str, Callable[[], click.Command]]] = {
+    "validate": ("Run every check of the policy that this machine can run; write a bundle.", _validate),
+    "plan": ("Show what would run, what cannot run here and why, and how long it takes.", _plan),
+    "run": ("Run one stage.", _run),
+    "worker": ("Run a plan's checks on a bare GPU machine; leaves raw samples.", _worker),
+    "collect": ("Judge a worker's samples and make the bundle.", _collect),
+    "doctor": ("Say what this machine can and cannot prove.", _doctor),
+    "policy": ("Check policies against their own examples; replay them over history.", _policy),
+    "kernels": ("List, test and time fused ops, per cell.", _kernels),
+    "evals": ("List, run and compare evals.", _evals),
+    "sweep": ("Run and compare sweeps.", _sweep),
+    "bundle": ("Verify, show, compare, pack and sign bundles.", _bundle),
+    "gate": ("Decide on bundles: admitted (0), rejected (1), could not judge (2).", _gate),
+    "report": ("Render a bundle as HTML and Markdown.", _report),
+}
+
+
+class LazyGroup(TyperGroup):
+    """Shows every command in the help from the table, and imports a command's module when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """A stand-in with the command's one-line help."""
+        row = COMMANDS.get(cmd_name)
+        return None if row is None else click.Command(cmd_name, help=row[0])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The real command, imported now."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in COMMANDS:
+            command = COMMANDS[name][1]()
+        return name, command, rest
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="The judge of GPU-kernel pull requests that ask for the fast track.",
+    epilog="Exit codes: 0 admitted or passed, 1 rejected, 2 could not judge, 130 interrupted.",
+)
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"fasttrack {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_show_version, is_eager=True, help="Show the version."
+    ),
+) -> None:
+    pass
+
+
+def entry(argv: list[str] | None = None) -> None:
+    """Console script. Ends the process with the contract's exit code."""
+    sys.exit(_exit_code(argv))
+
+
+def _exit_code(argv: list[str] | None) -> int:
+    command: Any = typer.main.get_command(app)
+    try:
+        result = command.main(args=argv, prog_name="fasttrack", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        typer.echo("interrupted; finished checks are kept, and --resume goes on from there", err=True)
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except FasttrackError as error:
+        typer.echo(f"fasttrack: {error}", err=True)
+        return error.exit_code
+    except BrokenPipeError:
+        return 2
+    except Exception:  # noqa: BLE001  # the last line of defence: a crash of ours must not read as a
+    rejection import traceback
+
+        traceback.print_exc()
+        typer.echo(
+            "fasttrack broke (a fault of its own, not of the change); please report the lines above", err=True
+        )
+        return 2

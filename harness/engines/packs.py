@@ -1,0 +1,65 @@
+"""Find kernel packs and say exactly which code they are.
+
+Packs register a factory under the entry-point group `fasttrack.packs`; this module holds the only import made
+from a string. A digest covers every source and data file of a folder as it lies on disk, so that edited code
+is other code.
+"""
+
+import hashlib
+from importlib import metadata
+from pathlib import Path
+from typing import cast
+
+from harness.domain.errors import InputError
+from harness.domain.pack import Pack
+
+__all__ = ["harness_digest", "installed_packs", "load_pack", "pack_digest", "source_digest"]
+
+GROUP = "fasttrack.packs"
+IGNORED_PARTS = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
+
+
+def installed_packs() -> tuple[str, ...]:
+    """Names of the packs that are installed here, sorted."""
+    return tuple(sorted({entry.name for entry in metadata.entry_points(group=GROUP)}))
+
+
+def load_pack(name: str) -> Pack:
+    """The pack registered under `name`; raises `InputError` when there is none or it does not load."""
+    entries = [entry for entry in metadata.entry_points(group=GROUP) if entry.name == name]
+    if not entries:
+        known = ", ".join(installed_packs()) or "none"
+        raise InputError(
+            f"no kernel pack is called {name!r} (installed: {known}); install the package that registers it "
+            "under "
+            f"the entry-point group {GROUP!r}, or choose another with --pack"
+        )
+    try:
+        factory = entries[0].load()
+    except ImportError as error:
+        raise InputError(
+            f"pack {name!r} does not load from {entries[0].value}: {error}; reinstall the package that "
+            "brings it"
+        ) from error
+    return cast("Pack", factory())
+
+
+def source_digest(folder: Path) -> str:
+    """sha256 over relative paths and contents of every file below `folder`, in path order, without caches."""
+    total = hashlib.sha256()
+    for path in sorted(folder.rglob("*"), key=lambda p: p.relative_to(folder).as_posix()):
+        if IGNORED_PARTS.intersection(path.parts) or path.suffix == ".pyc" or not path.is_file():
+            continue
+        total.update(path.relative_to(folder).as_posix().encode() + b"\0")
+        total.update(hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()
+
+
+def pack_digest(pack: Pack) -> str:
+    """`source_digest` of a pack's folder."""
+    return source_digest(pack.root)
+
+
+def harness_digest() -> str:
+    """`source_digest` of the harness package itself."""
+    return source_digest(Path(__file__).resolve().parent.parent)

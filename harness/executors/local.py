@@ -1,0 +1,141 @@
+"""Run candidate code in a child process, so that its crash, hang or abort is an observation and not our end.
+
+The parent sends one check id a line; the child answers with JSON lines: `note` (what it is doing), `samples`
+(the answer) or `fault` (our own code broke). Invariant: every check ends as samples of status `ran`,
+`crashed` or `timed_out`, or the run stops with `HarnessFault` and the check has no samples at all.
+"""
+
+import json
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO
+
+from harness.domain.check import Check, Samples
+from harness.domain.errors import FasttrackError
+from harness.domain.machine import Tier
+
+__all__ = ["ChildSampler", "HarnessFault"]
+
+GRACE_S = 120.0
+"""Least time that any check gets: imports and first-use compilation fall into the first one."""
+PATIENCE = 30.0
+"""A check may take this many times its estimate before it counts as hung."""
+
+
+class HarnessFault(FasttrackError):
+    """The harness itself broke while sampling: no outcome, the plan stays incomplete."""
+
+
+class ChildSampler:
+    """Samples checks one after another in a child that is started on first use and again after a crash."""
+
+    def __init__(
+        self, argv: Sequence[str], tier: Tier, on_note: Callable[[str], None], log: IO[bytes]
+    ) -> None:
+        self._argv = tuple(argv)
+        self._tier = tier
+        self._on_note = on_note
+        self._log = log
+        self._child: subprocess.Popen[bytes] | None = None
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+
+    def sample(self, check: Check) -> Samples:
+        """Samples of one check; raises `HarnessFault` when our own code broke."""
+        begun = time.monotonic()
+        child = self._started()
+        if child.stdin is None:
+            raise AssertionError("the child was started without a pipe for its input")
+        try:
+            child.stdin.write(check.id.encode() + b"\n")
+            child.stdin.flush()
+        except BrokenPipeError:
+            return self._ended(check, begun)
+        limit = begun + max(GRACE_S, PATIENCE * check.cost_s)
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.0, limit - time.monotonic()))
+            except queue.Empty:
+                self._kill()
+                spent = time.monotonic() - begun
+                return Samples(
+                    check=check.id, tier=self._tier, ended="timed_out", duration_s=spent,
+                    detail=f"no answer after {spent:.0f} s; the estimate was {check.cost_s:.1f} s",
+                )  # fmt: skip
+            if line is None:
+                return self._ended(check, begun)
+            answer = json.loads(line)
+            if "note" in answer:
+                self._on_note(str(answer["note"]))
+            elif "fault" in answer:
+                self._kill()
+                raise HarnessFault(
+                    f"the harness broke while sampling {check.id}; finished checks are kept and --resume "
+                    "goes on "
+                    f"after a repair. Its own words:\n{answer['fault']}"
+                )
+            else:
+                return Samples.model_validate(answer["samples"])
+
+    def close(self) -> None:
+        """End the child."""
+        self._kill()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._child is None or self._child.poll() is not None:
+            self._lines = queue.SimpleQueue()
+            self._child = subprocess.Popen(
+                self._argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                start_new_session=True,
+            )
+            threading.Thread(target=_pump, args=(self._child.stdout, self._lines), daemon=True).start()
+        return self._child
+
+    def _ended(self, check: Check, begun: float) -> Samples:
+        """The child is gone without an answer: name the signal or the exit code."""
+        code = self._child.wait() if self._child is not None else 0
+        self._child = None
+        word = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return Samples(
+            check=check.id, tier=self._tier, ended="crashed", duration_s=time.monotonic() - begun,
+            detail=f"the process that ran the candidate ended with {word}",
+        )  # fmt: skip
+
+    def _kill(self) -> None:
+        if self._child is None:
+            return
+        if self._child.poll() is None:
+            self._child.kill()
+            self._child.wait()
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None:
+                with _ignoring_broken_pipe():
+                    pipe.close()
+        self._child = None
+
+
+@contextmanager
+def _ignoring_broken_pipe() -> Iterator[None]:
+    """Closing a pipe flushes it, and the reader may be dead already."""
+    try:
+        yield
+    except BrokenPipeError:
+        return
+
+
+def _pump(pipe: IO[bytes] | None, lines: "queue.SimpleQueue[bytes | None]") -> None:
+    """Hand the child's lines over; None at its end."""
+    if pipe is not None:
+        try:
+            for line in pipe:
+                lines.put(line)
+        except ValueError:  # closed by `_kill` while we waited
+            pass
+    lines.put(None)

@@ -1,0 +1,128 @@
+"""What the times of a cell amount to. Pure: samples in, outcome out."""
+
+from collections.abc import Sequence
+
+from harness.domain.check import Check, Control, Figure, Outcome, Samples, Status
+from harness.measure.interleaved import Comparison, compare
+
+__all__ = ["judge"]
+
+
+def judge(check: Check, samples: Samples) -> Outcome:
+    """The outcome of one cell."""
+    alpha, seed = check.number("alpha"), int(check.parameter("seed") or 0)
+    times = {arm: _times(samples, arm) for arm in ("stock", "optimised", "null", "slow")}
+    share = _path_share(samples)
+    if share is None or share < check.number("min_path_share"):
+        words = f"the optimised arm took the optimised path for {share or 0:.1%} of its tokens"
+        return _outcome(check, samples, Status.NO_EVIDENCE, words, None, ())
+    try:
+        gain, null, slow = (
+            compare(times["stock"], times[a], alpha, seed) for a in ("optimised", "null", "slow")
+        )
+    except ValueError as error:
+        return _outcome(check, samples, Status.INCONCLUSIVE, str(error), None, ())
+    noise = max(abs(null.low - 1), abs(null.high - 1))
+    status, words = _verdict(check, gain, noise)
+    slow_status, slow_words = _verdict(check, slow, noise)
+    control = Control(
+        kind="planted",
+        description=f"stock with {check.number('planted_slowdown'):.0%} of its time added, against stock",
+        failed=slow_status is not Status.PASS and slow.high < 1,
+        observed=slow_words,
+    )
+    return _outcome(check, samples, status, words, control, _figures(check, gain, null, noise, share))
+
+
+def _verdict(check: Check, gain: Comparison, noise: float) -> tuple[Status, str]:
+    promise = check.parameter("promise")
+    least = float(promise) if promise is not None else check.number("min_ratio")
+    words = (
+        f"stock {gain.stock_us:.0f} us, optimised {gain.other_us:.0f} us: {gain.ratio:.2f}x [{gain.low:.2f}, "
+        f"{gain.high:.2f}], "
+        f"asked {least:.2f}x, noise {noise:.1%}"
+    )
+    if noise > check.number("max_noise"):
+        return Status.INCONCLUSIVE, f"{words}: this machine is too noisy now"
+    if gain.low >= least * (1 - noise) and gain.ratio >= least * (1 - noise):
+        return Status.PASS, words
+    if gain.high < least * (1 - noise):
+        return Status.FAIL, words
+    return Status.INCONCLUSIVE, words
+
+
+def _figures(
+    check: Check, gain: Comparison, null: Comparison, noise: float, share: float
+) -> tuple[Figure, ...]:
+    batch = 1 if check.cell is None else check.cell.batch
+    return (
+        Figure(
+            name="verify_steps_per_s",
+            value=1e6 / gain.other_us,
+            note="optimised arm, no drafts: one token a step",
+        ),
+        Figure(
+            name="tokens_per_s", value=batch * 1e6 / gain.other_us, note="acceptance: none, no speculation"
+        ),
+        Figure(name="stock_us", value=gain.stock_us),
+        Figure(name="optimised_us", value=gain.other_us),
+        Figure(
+            name="ratio",
+            value=gain.ratio,
+            low=gain.low,
+            high=gain.high,
+            note="stock time over optimised time",
+        ),
+        Figure(name="null_ratio", value=null.ratio, low=null.low, high=null.high, note="stock against stock"),
+        Figure(name="noise_floor", value=noise),
+        Figure(name="path_share", value=share),
+    )
+
+
+def _times(samples: Samples, arm: str) -> Sequence[float]:
+    table = samples.table("timings")
+    rows = () if table is None else table.records()
+    return [float(row["us"] or 0.0) for row in rows if row["arm"] == arm]
+
+
+def _path_share(samples: Samples) -> float | None:
+    table = samples.table("steps")
+    rows = (
+        []
+        if table is None
+        else [r for r in table.records() if r["arm"] == "optimised" and r["phase"] == "decode"]
+    )
+    total = sum(int(row["tokens"] or 0) for row in rows)
+    return (
+        sum(int(row["tokens"] or 0) for row in rows if row["path"] == "optimised") / total if total else None
+    )
+
+
+NEXT_STEPS = {
+    Status.FAIL: "profile the cell: `fasttrack kernels bench`; or take the cell out of the claim's envelope",
+    Status.NO_EVIDENCE: "make the optimised path run in this cell; the coverage stage names the decline
+    reason", Status.INCONCLUSIVE: "run again on a quieter machine, or with more blocks: `fasttrack run sweep
+    --full`", }
+
+
+def _outcome(
+    check: Check,
+    samples: Samples,
+    status: Status,
+    words: str,
+    control: Control | None,
+    figures: tuple[Figure, ...],
+) -> Outcome:
+    """An outcome whose PASS is demoted when its control did not fail."""
+    if status is Status.PASS and (control is None or not control.failed):
+        status = Status.NO_EVIDENCE
+        words = f"{words}; but the planted slow-down was not noticed"
+    return Outcome(
+        check=check.id,
+        status=status,
+        tier=samples.tier,
+        summary=words,
+        next_step="" if status is Status.PASS else NEXT_STEPS[status],
+        control=control,
+        figures=figures,
+    )

@@ -1,0 +1,142 @@
+"""Which cells are timed: edges of the claim's envelope, as `sweeps/*.yaml` choose among them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import Field, ValidationError
+
+from harness.domain.cell import Cell
+from harness.domain.check import Check, StageName, Threshold
+from harness.domain.claim import Claim, Envelope
+from harness.domain.errors import InputError
+from harness.domain.machine import Tier
+from harness.domain.record import Name, Record, Scalar
+from harness.domain.resources import data_folder
+from harness.domain.stage import PlanRequest
+
+__all__ = ["DEFAULTS", "Grid", "Sweep", "load_sweep", "plan", "sweep_cells"]
+
+DEFAULTS: dict[str, float] = {
+    "min_ratio": 1.0,
+    "max_noise": 0.25,
+    "planted_slowdown": 0.6,
+    "interval_width": 0.1,
+    "blocks": 40,
+}
+"""Where the policy names none. `min_ratio`: stock time over optimised time that a cell without a promise must
+reach; `interval_width`: sampling stops when the ratio's interval is narrower."""
+COST_PER_CELL_S = 1.5
+"""Measured on 2 cores with the nano model: opening four sessions."""
+COST_PER_ROW_S = 0.06
+
+
+class Grid(Record):
+    """Axis values; `min`, `max` and `buckets` are taken from the claim's envelope."""
+
+    batch: tuple[int | Literal["min", "max", "buckets"], ...] = Field(min_length=1)
+    context: tuple[int, ...] = Field(min_length=1)
+    max_batch_by_context: dict[int, int] = Field(default_factory=dict)
+    """Largest batch timed at a context; longer contexts cost memory and prefill time."""
+
+
+class Sweep(Record):
+    """One sweep definition."""
+
+    schema_version: Literal[1] = 1
+    name: Name
+    level: Literal["step"]
+    phase: Literal["decode"]
+    smoke: Grid
+    full: Grid
+
+
+def load_sweep(path: Path) -> Sweep:
+    """A sweep from YAML; raises `InputError` naming the file and the first wrong field."""
+    try:
+        return Sweep.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (OSError, yaml.YAMLError, ValidationError) as error:
+        raise InputError(
+            f"{path}: no sweep can be read here: {str(error).splitlines()[0]}; see sweeps/README.md"
+        ) from error
+
+
+def sweep_cells(sweep: Sweep, envelope: Envelope, arch: str, is_full: bool) -> tuple[Cell, ...]:
+    """Cells of the sweep that the envelope admits, by rising context and batch."""
+    grid = sweep.full if is_full else sweep.smoke
+    cells = []
+    for context in sorted(grid.context):
+        for batch in sorted(_batches(grid, envelope)):
+            cell = Cell.model_validate({"arch": arch, "batch": batch, "context": context})
+            if batch <= grid.max_batch_by_context.get(context, batch) and envelope.admits(cell):
+                cells.append(cell)
+    return tuple(cells)
+
+
+def plan(request: PlanRequest) -> tuple[Check, ...]:
+    """One check a cell and sweep."""
+    proof = request.policy.proof(StageName.SWEEP)
+    wanted = proof.subjects if proof is not None else ()
+    files = sorted(data_folder("sweeps").glob("*.yaml"))
+    sweeps = [sweep for sweep in map(load_sweep, files) if not wanted or sweep.name in wanted]
+    return tuple(check for sweep in sweeps for check in _checks(request, sweep))
+
+
+def _batches(grid: Grid, envelope: Envelope) -> set[int]:
+    chosen: set[int] = set()
+    for value in grid.batch:
+        if value == "min":
+            chosen.add(envelope.batch.min)
+        elif value == "max":
+            chosen.add(envelope.batch.max)
+        elif value == "buckets":
+            chosen |= {envelope.batch.min, *envelope.batch_buckets}
+        else:
+            chosen.add(value)
+    return chosen
+
+
+def _checks(request: PlanRequest, sweep: Sweep) -> Iterator[Check]:
+    arch = request.machine.arch
+    missing = None
+    if request.claim.envelope.level(arch) != "dispatched":
+        missing = f"the claim does not dispatch on {arch}"
+    for cell in sweep_cells(sweep, request.claim.envelope, arch, request.is_full):
+        parameters: tuple[tuple[str, Scalar], ...] = (
+            ("model", request.pack.smoke_model), ("seed", request.seed),
+            ("implementation", "cpu" if arch == "cpu" else "cute"),
+            ("promise", _promise(request.claim, cell)),
+        )  # fmt: skip
+        yield Check(
+            id=f"sweep/{sweep.name}/{cell.label()}",
+            stage=StageName.SWEEP,
+            proves="an optimised decode step takes no longer than promised against stock, beyond the noise",
+            cell=cell,
+            subject=sweep.name,
+            thresholds=_thresholds(request),
+            parameters=parameters,
+            tier=Tier.SMOKE if arch == "cpu" else Tier.RANK,
+            cost_s=COST_PER_CELL_S + COST_PER_ROW_S * cell.batch,
+            unavailable=missing,
+        )
+
+
+def _promise(claim: Claim, cell: Cell) -> float | None:
+    """The claim's promised ratio in exactly this cell, if it makes one."""
+    for promise in claim.speed:
+        here = (promise.arch, promise.tp, promise.batch, promise.context)
+        if promise.level == "step" and here == (cell.arch, cell.tp, cell.batch, cell.context):
+            return promise.ratio
+    return None
+
+
+def _thresholds(request: PlanRequest) -> tuple[Threshold, ...]:
+    proof = request.policy.proof(StageName.SWEEP)
+    values: dict[str, float | int | str | bool] = {
+        **DEFAULTS,
+        "alpha": request.policy.statistics.alpha,
+        "min_path_share": request.policy.min_path_share,
+        **(dict(proof.thresholds) if proof is not None else {}),
+    }
+    return tuple(Threshold(name=key, value=values[key]) for key in sorted(values))

@@ -1,0 +1,120 @@
+"""Time one cell: four sessions on the same work, in ABBA blocks.
+
+Arms: `stock`, `optimised`, `null` (stock again, for the noise floor) and `slow` (stock with a known delay,
+the control). Tables: `timings` (arm, block, us) and `steps` (ledger totals by arm).
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from harness.domain.check import Check, Outcome, Samples, SampleTable
+from harness.domain.pack import SessionRequest
+from harness.domain.stage import StageContext
+from harness.measure.interleaved import TimedUnit, compare, cpu_unit, time_arms
+from harness.stages.sweep.judging import judge
+
+__all__ = ["run", "sample"]
+
+WARM_STEPS = 3
+"""Steps whose median sets the length of the planted delay."""
+
+
+def run(check: Check, context: StageContext) -> Outcome:
+    """`sample` and `judge` in sequence."""
+    return judge(check, sample(check, context))
+
+
+def sample(check: Check, context: StageContext) -> Samples:
+    """Samples of one cell."""
+    steps: Counter[tuple[str, str, str]] = Counter()
+    with ExitStack() as stack:
+        work = {
+            arm: _step_work(check, context, arm, steps, stack)
+            for arm in ("stock", "optimised", "null", "slow")
+        }
+        delay_s = _delay(work["slow"], check.number("planted_slowdown"))
+        units: dict[str, TimedUnit] = {arm: cpu_unit(step) for arm, step in work.items() if arm != "slow"}
+        units["slow"] = cpu_unit(partial(_step_and_spin, work["slow"], delay_s))
+        rows = time_arms(units, int(check.number("blocks")), _is_narrow(check))
+    return Samples(
+        check=check.id,
+        tier=context.tier,
+        tables=(
+            SampleTable(name="timings", columns=("arm", "block", "us"), rows=rows),
+            SampleTable(
+                name="steps",
+                columns=("arm", "phase", "path", "tokens"),
+                rows=tuple((*key, count) for key, count in sorted(steps.items())),
+            ),
+        ),
+    )
+
+
+def _step_work(
+    check: Check, context: StageContext, arm: str, steps: Counter[tuple[str, str, str]], stack: ExitStack
+) -> Callable[[], object]:
+    """One decode step of an arm's own session, after a prefill to the cell's context."""
+    from harness.engines.in_process import open_session, random_texts
+
+    cell = check.cell
+    if cell is None:
+        raise AssertionError(f"{check.id} was planned without a cell")
+    blocks = int(check.number("blocks"))
+    request = SessionRequest.model_validate(
+        {
+            "model": check.parameter("model"), "arm": "optimised" if arm == "optimised" else "stock",
+            "implementation": check.parameter("implementation"), "max_requests": cell.batch,
+            "max_context": cell.context + blocks + WARM_STEPS + 8, "tp": cell.tp,
+            "seed": check.parameter("seed"),
+        }
+    )  # fmt: skip
+
+    def observe(d: Any) -> None:
+        steps[(arm, d.phase, d.path)] += d.tokens
+
+    session = stack.enter_context(open_session(context.pack, request, observe))
+    context.progress(f"{check.id}: {arm} arm")
+    seed = int(check.parameter("seed") or 0)
+    requests, _ = session.prefill(random_texts(session.vocab_size, cell.batch, cell.context - 1, seed))
+    tokens = [text[0] for text in random_texts(session.vocab_size, cell.batch, 1, seed + 1)]
+    return lambda: session.decode(requests, tokens)
+
+
+def _delay(step: Callable[[], object], share: float) -> float:
+    """Seconds by which the planted arm is slowed down: a share of its own step."""
+    spent = []
+    for _ in range(WARM_STEPS):
+        begun = time.perf_counter()
+        step()
+        spent.append(time.perf_counter() - begun)
+    return sorted(spent)[WARM_STEPS // 2] * share
+
+
+def _step_and_spin(step: Callable[[], object], seconds: float) -> None:
+    step()
+    _spin(seconds)
+
+
+def _spin(seconds: float) -> None:
+    """Busy wait: a sleep would hand the core to the scheduler and come back late."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
+
+
+def _is_narrow(check: Check) -> Callable[[Sequence[tuple[str, int, float]]], bool]:
+    """Whether the ratio's interval is as narrow as the policy asks, or its verdict is clear of the limit."""
+
+    def enough(rows: Sequence[tuple[str, int, float]]) -> bool:
+        by_arm = {arm: [us for a, _, us in rows if a == arm] for arm in ("stock", "optimised")}
+        found = compare(by_arm["stock"], by_arm["optimised"], check.number("alpha"), seed=len(rows))
+        return (
+            len(by_arm["stock"]) >= 8
+            and found.high - found.low < check.number("interval_width") * found.ratio
+        )
+
+    return enough

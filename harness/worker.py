@@ -1,0 +1,279 @@
+"""The first half of every check: sample, and nothing else.
+
+Two callers. `serve` is the child process behind `executors.local`: it reads check ids from its input and
+answers with samples, so that candidate code never runs in the process that judges. `work` is `fasttrack
+worker PLAN`: it samples what a plan asks of a GPU machine and packs the raw samples into one gzip file of
+JSON lines for `fasttrack collect`. Neither needs more than pydantic, rfc8785, torch and the pack. An
+exception whose traceback passes through the pack's folder is the candidate's (`crashed`); any other is ours
+(`fault`).
+"""
+
+import argparse
+import gzip
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from harness.domain.change import Change, SourceTree
+from harness.domain.check import Check, Samples, StageName
+from harness.domain.errors import DeviceMissing, EvidenceError, InputError
+from harness.domain.machine import Machine, Tier
+from harness.domain.pack import Pack
+from harness.domain.plan import Plan
+from harness.domain.record import Digest, Record
+from harness.domain.stage import StageContext
+from harness.engines.packs import harness_digest, load_pack, pack_digest
+from harness.executors.local import ChildSampler
+from harness.measure.machine import read_machine
+from harness.stages import stage_of
+
+__all__ = [
+    "LIGHT_STAGES",
+    "Job",
+    "WorkerHeader",
+    "read_plan",
+    "read_samples",
+    "serve",
+    "serve_command",
+    "work",
+]
+
+LIGHT_STAGES = (StageName.KERNELS, StageName.COVERAGE, StageName.EVALS, StageName.SWEEP)
+"""Stages whose sampling needs no repository and no compiler: what a worker runs."""
+MAX_SAMPLE_LINE_BYTES = 256 * 2**20
+
+
+class Job(Record):
+    """What a child needs to know. Lives in the run folder and dies with it."""
+
+    plan: str
+    """Path of the plan's JSON file."""
+    repo: str | None
+    cache: str
+    logs: str
+    ledger: str
+
+
+class WorkerHeader(Record):
+    """First line of a sample file: whose samples these are."""
+
+    schema_version: Literal[1] = 1
+    plan_digest: Digest
+    harness_digest: Digest
+    pack_digest: Digest
+    machine: Machine
+    tier: Tier
+
+
+def serve_command(job_file: Path) -> tuple[str, ...]:
+    """Command line of the child process."""
+    return (sys.executable, "-m", "harness.worker", "--serve", str(job_file))
+
+
+def serve(job: Job) -> None:
+    """Answer check ids from standard input until it closes. Standard output is kept for answers alone."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a candidate prints goes to the log
+
+    def say(key: str, value: object) -> None:
+        answers.write(json.dumps({key: value}) + "\n")
+        answers.flush()
+
+    plan = read_plan(Path(job.plan))
+    context = make_context(plan, load_pack(plan.pack), job, lambda text: say("note", text))
+    checks = {check.id: check for check in plan.checks}
+    for line in sys.stdin:
+        check = checks[line.strip()]
+        try:
+            say("samples", _sample(check, context).model_dump(mode="json"))
+        except Exception:  # noqa: BLE001  # the parent must hear of every fault, whatever it is
+            say("fault", traceback.format_exc())
+
+
+def work(plan: Plan, out: Path, folder: Path, on_note: Callable[[str], None]) -> int:
+    """Sample a plan's light checks here into the file `out`; gives the number of checks sampled.
+
+    Raises `DeviceMissing` when this machine is not the kind that the plan was made for.
+    """
+    machine = read_machine()
+    _require_same_kind(plan, machine)
+    pack = load_pack(plan.pack)
+    header = WorkerHeader(
+        plan_digest=plan.digest(),
+        harness_digest=harness_digest(),
+        pack_digest=pack_digest(pack),
+        machine=machine,
+        tier=plan.tier,
+    )
+    _require_same_code(plan, header)
+    folder.mkdir(parents=True, exist_ok=True)
+    plan_file, job_file = folder / "plan.json", folder / "job.json"
+    plan_file.write_bytes(plan.canonical())
+    job = Job(
+        plan=str(plan_file),
+        repo=None,
+        cache=str(folder / "cache"),
+        logs=str(folder / "logs"),
+        ledger=str(folder / "ledger"),
+    )
+    job_file.write_bytes(job.canonical())
+    todo = [c for c in plan.checks if c.stage in LIGHT_STAGES and c.unavailable is None]
+    with gzip.open(out, "wt", encoding="utf-8") as sink, (folder / "child.log").open("ab") as log:
+        sink.write(header.model_dump_json() + "\n")
+        sampler = ChildSampler(serve_command(job_file), plan.tier, on_note, log)
+        try:
+            for number, check in enumerate(todo, 1):
+                on_note(f"{number}/{len(todo)} {check.id}")
+                sink.write(sampler.sample(check).model_dump_json() + "\n")
+        finally:
+            sampler.close()
+    return len(todo)
+
+
+def read_samples(path: Path, plan: Plan) -> tuple[WorkerHeader, tuple[Samples, ...]]:
+    """A worker's file, bound to the plan; raises `EvidenceError` for another plan's or a broken one."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as source:
+            lines = _bounded_lines(source)
+            header = WorkerHeader.model_validate_json(next(lines, ""))
+            samples = tuple(Samples.model_validate_json(line) for line in lines)
+    except (OSError, EOFError, UnicodeDecodeError, ValidationError) as error:
+        raise EvidenceError(
+            f"{path}: not a complete sample file of `fasttrack worker` ({type(error).__name__}: "
+            f"{str(error).splitlines()[0]}); copy it again, or run the worker again"
+        ) from error
+    if header.plan_digest != plan.digest():
+        raise EvidenceError(
+            f"{path}: made for plan {header.plan_digest[:12]}, not for this plan {plan.digest()[:12]}; "
+            "collect it "
+            "with the plan file that the worker was given"
+        )
+    _require_same_code(plan, header)
+    return header, samples
+
+
+def make_context(plan: Plan, pack: Pack, job: Job, on_note: Callable[[str], None]) -> StageContext:
+    """What stages may use in this process; reads the change again where a repository is given."""
+    change, tree = plan.change, None
+    if job.repo is not None:
+        change, tree = _load_range(plan, Path(job.repo))
+    cache, logs, ledger = Path(job.cache), Path(job.logs), Path(job.ledger)
+    for place in (cache, logs, ledger):
+        place.mkdir(parents=True, exist_ok=True)
+    return StageContext(
+        pack=pack, claim=plan.claim, policy=plan.policy, zones=plan.zones, rules=plan.rules,
+        change=change,
+        machine=plan.machine, tier=plan.tier, tree=tree, cache=cache, logs=logs, ledger=ledger, progress=on_note,
+    )  # fmt: skip
+
+
+def _load_range(plan: Plan, repo: Path) -> tuple[Change, SourceTree]:
+    """The planned range read again; raises `InputError` when it is no longer what was planned."""
+    from harness.repository import (
+        Limits,
+        load_change,
+    )  # a worker has no repository and need not have its packages
+
+    limits = Limits(plan.policy.max_changed_files, plan.policy.max_diff_bytes)
+    change, tree = load_change(repo, plan.change.base, plan.change.head, limits, pr=plan.change.pr)
+    change = change.model_copy(update={"is_dirty": plan.change.is_dirty})
+    if change.digest() != plan.change_digest:
+        raise InputError(
+            f"{repo}: the range {plan.change.base[:12]}..{plan.change.head[:12]} changed since it was planned"
+        )
+    return change, tree
+
+
+def _sample(check: Check, context: StageContext) -> Samples:
+    """Samples of one check; a candidate's exception becomes samples that ended as `crashed`."""
+    begun = time.monotonic()
+    try:
+        samples = stage_of(check.stage).sample(check, context)
+    except Exception as error:
+        if not _is_candidates(error, context.pack.root):
+            raise
+        last = traceback.format_exception_only(error)[-1].strip()
+        return Samples(
+            check=check.id, tier=context.tier, ended="crashed", duration_s=time.monotonic() - begun,
+            detail=f"the candidate raised {last[:600]}",
+        )  # fmt: skip
+    return samples.model_copy(update={"duration_s": time.monotonic() - begun})
+
+
+def _is_candidates(error: BaseException, pack_root: Path) -> bool:
+    """Whether the exception came out of the pack's own code."""
+    root = str(pack_root.resolve()) + os.sep
+    return any(frame.filename.startswith(root) for frame in traceback.extract_tb(error.__traceback__))
+
+
+def _require_same_kind(plan: Plan, machine: Machine) -> None:
+    planned = [(gpu.name, gpu.arch) for gpu in plan.machine.gpus]
+    here = [(gpu.name, gpu.arch) for gpu in machine.gpus]
+    if here[: len(planned)] != planned:
+        raise DeviceMissing(
+            f"the plan was made for {planned or 'a machine without GPUs'} and this machine has "
+            f"{here or 'none'}; make "
+            "the plan for this machine: `fasttrack doctor --json` here, then `fasttrack plan --machine FILE "
+            "--save PLAN`"
+        )
+
+
+def _require_same_code(plan: Plan, header: WorkerHeader) -> None:
+    for what, planned, seen in (
+        ("harness", plan.harness_digest, header.harness_digest),
+        ("pack", plan.pack_digest, header.pack_digest),
+    ):
+        if planned != seen:
+            raise EvidenceError(
+                f"the {what} here (digest {seen[:12]}) is not the one that the plan was made with "
+                f"({planned[:12]}); "
+                "use the same checkout on both machines, or make the plan again"
+            )
+
+
+def read_plan(path: Path) -> Plan:
+    try:
+        return Plan.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise InputError(f"{path}: no plan can be read here: {str(error).splitlines()[0]}") from error
+
+
+def _bounded_lines(source: Iterator[str]) -> Iterator[str]:
+    for line in source:
+        if len(line) > MAX_SAMPLE_LINE_BYTES:
+            raise EvidenceError(
+                f"a sample line of {len(line)} characters is over the limit of {MAX_SAMPLE_LINE_BYTES}"
+            )
+        yield line
+
+
+def _main(argv: list[str] | None = None) -> int:
+    """`python -m harness.worker`: the child process, or a worker on a machine without the command line's
+    packages.
+    """
+    parser = argparse.ArgumentParser(prog="python -m harness.worker")
+    parser.add_argument("plan", nargs="?", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("samples.jsonl.gz"))
+    parser.add_argument("--folder", type=Path, default=Path("out/worker"))
+    parser.add_argument("--serve", type=Path, metavar="JOB")
+    options = parser.parse_args(argv)
+    if options.serve is not None:
+        serve(Job.model_validate_json(options.serve.read_bytes()))
+        return 0
+    if options.plan is None:
+        parser.error("a plan is needed")
+    try:
+        work(read_plan(options.plan), options.out, options.folder, lambda text: print(text, file=sys.stderr))
+        # noqa: T201  # this is a command line of its own except (InputError, DeviceMissing, EvidenceError) as
+        error: print(error, file=sys.stderr)  # noqa: T201  # as above return 2 return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())
