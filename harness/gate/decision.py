@@ -67,8 +67,8 @@ def decide(
     if answer is Answer.ADMITTED:
         checks = sum(row.passed for row in rows)
         reasons.append(
-            f"all {len(rows)} proofs that policy {policy.name!r} demands are met by {checks} passed checks, each "
-            "with a control that failed as it should"
+            f"all {len(rows)} proofs that policy {policy.name!r} demands are met by {checks} passed checks, "
+            "each with a control that failed as it should"
         )
     return _verdict(
         answer,
@@ -112,11 +112,11 @@ def _obstacles(submissions: Sequence[Submission], head: Sha | None) -> list[str]
     heads = {p.change.head for p in plans}
     if len(heads) > 1 and head is None:
         found.append(f"the bundles are of {len(heads)} different heads; say with --head which is judged")
-    for sha in heads:
-        if len({p.pack_digest for p in plans if p.change.head == sha}) > 1:
-            found.append(
-                f"two bundles of head {sha[:12]} ran different pack files, so one is not of that commit"
-            )
+    found += [
+        f"two bundles of head {sha[:12]} ran different pack files, so one is not of that commit"
+        for sha in heads
+        if len({p.pack_digest for p in plans if p.change.head == sha}) > 1
+    ]
     return found
 
 
@@ -211,20 +211,16 @@ def _is_about(evidence: Evidence, subject: str) -> bool:
 def _where(demand: Demand) -> str:
     if demand.tier is Tier.SMOKE:
         return "any machine, no GPU needed"
-    count = (
-        "one"
-        if demand.tier is Tier.RANK
-        else "several"
-        if demand.tier is Tier.NODE
-        else "the claimed number of"
-    )
-    return f"a machine with {count} {demand.arch} GPU{'' if demand.tier is Tier.RANK else 's'}"
+    counts = {Tier.RANK: "one", Tier.NODE: "several", Tier.CLAIM: "the claimed number of"}
+    plural = "" if demand.tier is Tier.RANK else "s"
+    kind = "" if demand.arch is None else f" {demand.arch}"
+    return f"a machine with {counts[demand.tier]}{kind} GPU{plural}"
 
 
 def _command(demand: Demand, policy: Policy, plan: Plan, head: Sha) -> str:
     return (
-        f"fasttrack validate --pack {plan.pack} --policy {policy.name} --base {plan.change.base} --head {head} "
-        f"--tier {demand.tier} --stage {demand.stage}"
+        f"fasttrack validate --pack {plan.pack} --policy {policy.name} --base {plan.change.base} "
+        f"--head {head} --tier {demand.tier} --stage {demand.stage}"
     )
 
 

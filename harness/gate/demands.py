@@ -30,8 +30,9 @@ def demands(policy: Policy, claim: Claim) -> tuple[Demand, ...]:
     """Every required proof, in stage order.
 
     Isolation speaks of the whole change. Audit covers every architecture of the claim that has compiled
-    kernels. The stages that run something cover every dispatched architecture: the CPU's evidence is of tier
-    smoke by nature, a GPU's of the proof's tier, and a proof at tier smoke asks for no GPU.
+    kernels. The stages that run something cover every dispatched architecture: the CPU's evidence is of
+    tier smoke by nature, a GPU's of the proof's tier, and a proof at tier smoke asks for no GPU. Subjects
+    are asked for at the proof's own tier.
     """
     found = []
     for stage in StageName:
@@ -39,8 +40,8 @@ def demands(policy: Policy, claim: Claim) -> tuple[Demand, ...]:
         if proof is None or not proof.is_required:
             continue
         for arch in _architectures(stage, proof.tier, claim):
-            tier = Tier.SMOKE if arch in (None, "cpu") or stage is StageName.AUDIT else proof.tier
-            found.append(Demand(stage, arch, tier, proof.subjects))
+            tier = Tier.SMOKE if arch == "cpu" else proof.tier
+            found.append(Demand(stage, arch, tier, proof.subjects if tier is proof.tier else ()))
     return tuple(found)
 
 
