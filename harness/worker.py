@@ -169,8 +169,8 @@ def make_context(plan: Plan, pack: Pack, job: Job, on_note: Callable[[str], None
         place.mkdir(parents=True, exist_ok=True)
     return StageContext(
         pack=pack, claim=plan.claim, policy=plan.policy, zones=plan.zones, rules=plan.rules,
-        change=change,
-        machine=plan.machine, tier=plan.tier, tree=tree, cache=cache, logs=logs, ledger=ledger, progress=on_note,
+        change=change, machine=plan.machine, tier=plan.tier, tree=tree, cache=cache, logs=logs, ledger=ledger,
+        progress=on_note,
     )  # fmt: skip
 
 
@@ -186,7 +186,7 @@ def _load_range(plan: Plan, repo: Path) -> tuple[Change, SourceTree]:
     change = change.model_copy(update={"is_dirty": plan.change.is_dirty})
     if change.digest() != plan.change_digest:
         raise InputError(
-            f"{repo}: the range {plan.change.base[:12]}..{plan.change.head[:12]} changed since it was planned"
+            f"{repo}: {plan.change.base[:12]}..{plan.change.head[:12]} is not what it was when planned"
         )
     return change, tree
 
@@ -270,9 +270,15 @@ def _main(argv: list[str] | None = None) -> int:
     if options.plan is None:
         parser.error("a plan is needed")
     try:
-        work(read_plan(options.plan), options.out, options.folder, lambda text: print(text, file=sys.stderr))
-        # noqa: T201  # this is a command line of its own except (InputError, DeviceMissing, EvidenceError) as
-        error: print(error, file=sys.stderr)  # noqa: T201  # as above return 2 return 0
+        work(read_plan(options.plan), options.out, options.folder, _say)
+    except (InputError, DeviceMissing, EvidenceError) as error:
+        _say(str(error))
+        return 2
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
 
 
 if __name__ == "__main__":

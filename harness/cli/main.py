@@ -183,8 +183,8 @@ def _exit_code(argv: list[str] | None) -> int:
         return error.exit_code
     except BrokenPipeError:
         return 2
-    except Exception:  # noqa: BLE001  # the last line of defence: a crash of ours must not read as a
-    rejection import traceback
+    except Exception:  # noqa: BLE001  # the last line of defence: a crash must not read as a rejection
+        import traceback
 
         traceback.print_exc()
         typer.echo(

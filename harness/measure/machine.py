@@ -8,6 +8,7 @@ import os
 import platform
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -87,22 +88,24 @@ def _read_gpus() -> tuple[tuple[Gpu, ...], str | None, int | None]:
         pynvml.nvmlShutdown()
 
 
-def _read_gpu(nvml: object, handle: object) -> Gpu:
-    capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))  # type: ignore[attr-defined]  # untyped
+def _read_gpu(nvml: Any, handle: Any) -> Gpu:
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     return Gpu(
-        name=_text(nvml.nvmlDeviceGetName(handle)),  # type: ignore[attr-defined]  # untyped
-        arch=ARCH_BY_CAPABILITY.get(capability),  # type: ignore[arg-type]  # a pair of ints
-        memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),  # type: ignore[attr-defined]  # untyped
+        name=_text(nvml.nvmlDeviceGetName(handle)),
+        arch=ARCH_BY_CAPABILITY.get((major, minor)),
+        memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
         sm_count=None,
     )
 
 
-def _active_links(nvml: object, handle: object) -> int:
+def _active_links(nvml: Any, handle: Any) -> int:
     count = 0
     for link in range(18):
         try:
-            count += int(nvml.nvmlDeviceGetNvLinkState(handle, link) == 1)  # type: ignore[attr-defined]  #
-            untyped except nvml.NVMLError:  # type: ignore[attr-defined]  # untyped break return count
+            count += int(nvml.nvmlDeviceGetNvLinkState(handle, link) == 1)
+        except nvml.NVMLError:
+            break
+    return count
 
 
 def _text(value: str | bytes) -> str:

@@ -162,7 +162,7 @@ def _judge_state(check: Check, samples: Samples) -> Outcome:
         )
         for row in (*writes, *left)
     )
-    words = f"{len(watched)} steps, {watched[0] if watched else 'nothing'}: {len(findings)} undeclared changes"
+    words = f"{len(watched)} steps, {watched[0] if watched else 'nothing'}: {len(findings)} undeclared"
     status = Status.FAIL if findings else Status.PASS if watched else Status.NO_EVIDENCE
     figures = (Figure(name="undeclared_changes", value=len(findings)),)
     return _outcome(check, samples, status, words, control, figures, findings)
@@ -181,7 +181,7 @@ def _witness(samples: Samples, arm: str, least_share: float) -> _Witness:
     share = optimised / tokens
     if wrong:
         row = wrong[0]
-        words = f"the manifest says {row['expected']} launches of {row['op']}, the kernels counted {row['counted']}"
+        words = f"the manifest says {row['expected']} launches of {row['op']}, counted {row['counted']}"
         return _Witness(Status.FAIL, words, share)
     if share < least_share or counted == 0:
         reasons = sorted({str(row["reason"]) for row in steps if row["path"] != "optimised"})

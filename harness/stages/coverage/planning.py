@@ -63,7 +63,7 @@ def _all_checks(request: PlanRequest) -> Iterator[Check]:
     for op in request.pack.ops():
         yield _check(
             request, "poison", op.name, base, missing,
-            "making this op wrong by a visible amount changes the drift eval, so the eval covers it", op=op.name,
+            "making this op visibly wrong changes the drift eval, so the eval covers it", op=op.name,
         )  # fmt: skip
     yield _check(
         request, "transition", "optimised_stock_optimised", base, missing,

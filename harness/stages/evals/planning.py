@@ -63,7 +63,7 @@ def _drift(request: PlanRequest, arch: str, missing: str | None) -> Check:
     return Check(
         id=f"evals/drift/{request.pack.smoke_model}",
         stage=StageName.EVALS,
-        proves="along a text the optimised path stays as near the float64 oracle as stock does, without growth",
+        proves="along a text the optimised path stays as near the float64 oracle as stock, without growth",
         cell=cell,
         subject="drift",
         thresholds=_thresholds(request),

@@ -1,0 +1,170 @@
+"""What was read in a kernel, as rows: one for each program, one for each access. Rules judge these rows and nothing else.
+
+Rows travel in samples, so they hold no host paths and no code, only opcodes. An access whose address cannot be traced to a
+parameter has no role; it is counted, never dropped.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from harness.domain.record import Scalar
+from harness.stages.audit.origins import trace_addresses
+from harness.stages.audit.program import Instruction, Level, OriginKind, Program, SourceLine, reached_without_wait
+
+__all__ = ["ACCESS_COLUMNS", "PROGRAM_COLUMNS", "AccessFact", "Launch", "Parameter", "ProgramFact", "as_row", "read_facts"]
+
+TENSOR_CORE = (
+    "mma", "wgmma", "tcgen05", "HMMA", "IMMA", "QMMA", "OMMA", "DMMA", "HGMMA", "IGMMA", "QGMMA", "UTCHMMA", "UTCIMMA",
+    "UTCQMMA", "UTCOMMA", "UTCMMA",
+)  # fmt: skip
+LOCAL_MEMORY = ("STL", "LDL")
+MULTICAST = ("multicast", "multimem", "MULTICAST", "LDGMC", "REDGMC")
+
+
+class Parameter(NamedTuple):
+    """A kernel's tensor parameter as its author declared it."""
+
+    name: str
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How the host launches a kernel; None where it is not known."""
+
+    is_dependent: bool | None = None
+    cluster_blocks: int = 1
+    threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AccessFact:
+    """One access to global memory."""
+
+    subject: str
+    """The kernel, or the planted kernel's name."""
+    level: str
+    kind: str
+    opcode: str
+    roles: str
+    """Roles of the parameters that the address may come from, joined by `+`; empty: unclassed."""
+    parameters: str
+    is_before_wait: bool
+    is_non_coherent: bool
+    width_bytes: int | None
+    path: str
+    line: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramFact:
+    """One kernel at one level."""
+
+    subject: str
+    level: str
+    instructions: int
+    is_dependent: bool | None
+    has_wait: bool
+    has_matched_roles: bool
+    """Whether declared parameters and the kernel's could be put side by side."""
+    unresolved: int
+    """Branches and calls whose targets are not known."""
+    tensor_core: int
+    local_accesses: int
+    multicast: int
+    local_bytes: int
+    cluster_blocks: int
+    threads: int | None
+
+
+ACCESS_COLUMNS = tuple(f.name for f in fields(AccessFact))
+PROGRAM_COLUMNS = tuple(f.name for f in fields(ProgramFact))
+
+
+def read_facts(
+    program: Program,
+    subject: str,
+    parameters: Sequence[Parameter],
+    launch: Launch,
+    place: Callable[[SourceLine], str],
+) -> tuple[ProgramFact, tuple[AccessFact, ...]]:
+    """Everything the rules need of one program; `place` gives the repository path of a source line."""
+    matched = _match_parameters(program, parameters)
+    early = reached_without_wait(program)
+    accesses = []
+    for index, origins in sorted(trace_addresses(program).items()):
+        kinds = {o.kind for o in origins}
+        ordinals = sorted({o.parameter for o in origins if o.kind in (OriginKind.POINTER, OriginKind.DESCRIPTOR)})
+        if not ordinals and kinds == {OriginKind.ON_CHIP}:
+            continue
+        found = [matched[o] for o in ordinals if matched is not None and o in matched]
+        is_classed = bool(ordinals) and len(found) == len(ordinals)
+        accesses.append(
+            _access_fact(program.instructions[index], program.level, subject, found if is_classed else [], index in early, place)
+        )
+    return _program_fact(program, subject, matched is not None, launch), tuple(accesses)
+
+
+def as_row(fact: AccessFact | ProgramFact) -> tuple[Scalar, ...]:
+    """The fact as a row of its sample table."""
+    return tuple(getattr(fact, f.name) for f in fields(fact))
+
+
+def _match_parameters(program: Program, parameters: Sequence[Parameter]) -> dict[int, Parameter] | None:
+    """Declared tensors by ordinal: the parameters that may hold an address, in order. None when the counts differ."""
+    wide = [slot.ordinal for slot in program.slots if slot.may_hold_pointer]
+    return dict(zip(wide, parameters, strict=True)) if len(wide) == len(parameters) else None
+
+
+def _access_fact(
+    instruction: Instruction,
+    level: Level,
+    subject: str,
+    found: list[Parameter],
+    is_early: bool,
+    place: Callable[[SourceLine], str],
+) -> AccessFact:
+    access = instruction.access
+    if access is None:
+        raise AssertionError(f"{instruction.text!r} was traced without an access")
+    line = instruction.line
+    return AccessFact(
+        subject=subject,
+        level=level.value,
+        kind=access.kind.value,
+        opcode=instruction.opcode,
+        roles="+".join(sorted({p.role for p in found})),
+        parameters="+".join(p.name for p in found),
+        is_before_wait=is_early,
+        is_non_coherent=access.is_non_coherent,
+        width_bytes=access.width_bytes,
+        path="" if line is None else place(line),
+        line=None if line is None else line.line,
+    )
+
+
+def _program_fact(program: Program, subject: str, is_matched: bool, launch: Launch) -> ProgramFact:
+    families = [i.opcode.split(".") for i in program.instructions]
+    return ProgramFact(
+        subject=subject,
+        level=program.level.value,
+        instructions=len(program.instructions),
+        is_dependent=launch.is_dependent,
+        has_wait=program.has_wait(),
+        has_matched_roles=is_matched,
+        unresolved=len(program.unresolved),
+        tensor_core=sum(_is_tensor_core(f) for f in families),
+        local_accesses=sum(f[0] in LOCAL_MEMORY for f in families),
+        multicast=sum(any(p.startswith(MULTICAST) for p in f) for f in families),
+        local_bytes=program.local_bytes,
+        cluster_blocks=launch.cluster_blocks,
+        threads=launch.threads,
+    )
+
+
+def _is_tensor_core(parts: list[str]) -> bool:
+    """Whether an opcode multiplies matrices; `tcgen05` and `wgmma` also move data and wait, which does not count."""
+    if parts[0] in ("wgmma", "tcgen05"):
+        return len(parts) > 1 and parts[1].startswith("mma")
+    return parts[0] in TENSOR_CORE

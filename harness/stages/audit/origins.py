@@ -1,0 +1,80 @@
+"""Trace every address back to the kernel parameters that it may come from.
+
+A forward dataflow over the control-flow graph: each register holds the set of origins of any value it may have there. An
+empty set is a plain number. Sets are joined where paths meet, and a predicated write keeps what was there, so the answer
+is an upper bound: an origin may be listed that cannot occur, none that can occur is missing, as far as the arithmetic of
+addresses goes through registers. A pointer that went through memory counts as loaded.
+"""
+
+from harness.stages.audit.program import Instruction, Origin, OriginKind, Program, blocks_of
+
+__all__ = ["trace_addresses"]
+
+State = dict[str, frozenset[Origin]]
+LOADED = frozenset({Origin(OriginKind.LOADED)})
+NONE: frozenset[Origin] = frozenset()
+
+
+def trace_addresses(program: Program) -> dict[int, frozenset[Origin]]:
+    """Origins of the address of each access, by instruction index; unreachable accesses come from nowhere and are opaque."""
+    blocks = blocks_of(program)
+    by_leader = {block.start: number for number, block in enumerate(blocks)}
+    entering: dict[int, State] = {0: dict(program.symbols)} if blocks else {}
+    todo = [0] if blocks else []
+    while todo:
+        number = todo.pop()
+        state = dict(entering[number])
+        block = blocks[number]
+        for index in block:
+            _step(program.instructions[index], state)
+        for target in program.instructions[block[-1]].follows:
+            if target in by_leader and _join(entering, by_leader[target], state):
+                todo.append(by_leader[target])
+    traced: dict[int, frozenset[Origin]] = {}
+    for number, block in enumerate(blocks):
+        state = dict(entering.get(number, {}))
+        for index in block:
+            instruction = program.instructions[index]
+            if instruction.access is not None:
+                reached = number in entering
+                traced[index] = _origins(instruction.access.address, state) if reached else LOADED
+            _step(instruction, state)
+    return traced
+
+
+def _step(instruction: Instruction, state: State) -> None:
+    """The effect of one instruction on the origins of registers."""
+    if not instruction.writes:
+        return
+    value = LOADED if instruction.is_opaque else _origins(instruction.reads, state)
+    seeds = dict(instruction.seeds)
+    for register in instruction.writes:
+        new = seeds.get(register, NONE) | value
+        if instruction.is_predicated:
+            new = new | state.get(register, NONE)
+        if new:
+            state[register] = new
+        else:
+            state.pop(register, None)
+
+
+def _origins(registers: tuple[str, ...], state: State) -> frozenset[Origin]:
+    found = NONE
+    for register in registers:
+        found = found | state.get(register, NONE)
+    return found
+
+
+def _join(entering: dict[int, State], number: int, state: State) -> bool:
+    """Merge a state into a block's entry; whether that changed it."""
+    if number not in entering:
+        entering[number] = dict(state)
+        return True
+    known = entering[number]
+    changed = False
+    for register, origins in state.items():
+        merged = known.get(register, NONE) | origins
+        if merged != known.get(register, NONE):
+            known[register] = merged
+            changed = True
+    return changed

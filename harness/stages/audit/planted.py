@@ -1,0 +1,97 @@
+"""The control of the audit: kernels with a planted fault and their repaired twins, read beside the real ones every time.
+
+`planted/` holds pairs `<case>.fault.*` and `<case>.fixed.*`: PTX, and its SASS for each architecture as the assembler and
+disassembler of CUDA 13.5 gave it. The head of a file says what must be found. A case that is not caught, or a twin in which
+anything is found, makes every audit NO_EVIDENCE.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.domain.errors import EvidenceError
+from harness.stages.audit.cubin import KernelResources
+from harness.stages.audit.facts import AccessFact, Launch, Parameter, ProgramFact, read_facts
+from harness.stages.audit.program import Program, Slot
+from harness.stages.audit.ptx import parse_ptx
+from harness.stages.audit.rules import access_findings, program_findings, unclassed
+from harness.stages.audit.sass import parse_sass
+
+__all__ = ["FOLDER", "Planted", "mutants", "planted_facts", "verdict"]
+
+FOLDER = Path(__file__).resolve().parent / "planted"
+HEAD = re.compile(r"^// (title|expect|role|bank|slot|spill): (.*)$", re.MULTILINE)
+
+
+class Planted(NamedTuple):
+    """One planted kernel as read: what it must give, and the facts found in it."""
+
+    name: str
+    title: str
+    expect: str
+    """A rule, `unclassed`, or `clean`."""
+    program: ProgramFact
+    accesses: tuple[AccessFact, ...]
+
+
+@cache
+def planted_facts(architecture: str) -> tuple[Planted, ...]:
+    """Every planted kernel: all PTX, and the SASS of one architecture."""
+    files = sorted([*FOLDER.glob("*.ptx"), *FOLDER.glob(f"*.{architecture}.sass")])
+    return tuple(_read(path) for path in files)
+
+
+def verdict(planted: Planted) -> tuple[bool, str]:
+    """(whether the rules said what they must, what they said)."""
+    found = sorted({f.rule for f in access_findings([planted.program], planted.accesses)})
+    if planted.program.level == "sass":
+        spilled = {"spill": planted.program.local_accesses, "local_accesses": planted.program.local_accesses}
+        found += [f.rule for f in program_findings(spilled, {"spill": 0})]
+    if unclassed(planted.accesses):
+        found.append("unclassed")
+    is_right = found == ([] if planted.expect == "clean" else [planted.expect])
+    return is_right, ", ".join(found) or "nothing"
+
+
+def mutants(
+    program: Program, parameters: tuple[Parameter, ...], launch: Launch
+) -> Iterable[tuple[str, ProgramFact, tuple[AccessFact, ...]]]:
+    """The real kernel with a fault planted in it: its waits taken out, and its coherent loads made non-coherent.
+
+    A mutation that leaves the kernel as it was is not given.
+    """
+    if program.has_wait() and launch.is_dependent is not False:
+        bare = tuple(replace(i, is_wait=False) for i in program.instructions)
+        fact, accesses = read_facts(replace(program, instructions=bare), "mutant", parameters, launch, lambda _: "")
+        yield "wait_removed", fact, accesses
+    changed = tuple(
+        replace(i, access=replace(i.access, is_non_coherent=True))
+        if i.access is not None and i.access.kind.value == "load" and i.opcode.startswith(("ld.", "LDG"))
+        else i
+        for i in program.instructions
+    )
+    if changed != program.instructions:
+        fact, accesses = read_facts(replace(program, instructions=changed), "mutant", parameters, launch, lambda _: "")
+        if any(a.is_non_coherent and a.roles not in ("", "weight") for a in accesses):
+            yield "loads_made_non_coherent", fact, accesses
+
+
+def _read(path: Path) -> Planted:
+    text = path.read_text()
+    head = HEAD.findall(text)
+    parameters = tuple(Parameter(*value.split()) for key, value in head if key == "role")
+    single = {key: value for key, value in head if key in ("title", "expect", "bank")}
+    if path.suffix == ".ptx":
+        programs = parse_ptx(text)
+    else:
+        slots = tuple(Slot(*map(int, value.split())) for key, value in head if key == "slot")
+        resources = KernelResources("planted", 0, 0, 0, 0, 0, None, int(single["bank"], 16), slots)
+        programs = parse_sass(text, {"planted": resources})
+    if len(programs) != 1:
+        raise EvidenceError(f"{path.name}: {len(programs)} kernels were read where one is planted; restore the file")
+    name = path.name.removesuffix(path.suffix)
+    fact, accesses = read_facts(programs[0], name, parameters, Launch(is_dependent=True), lambda _: "")
+    return Planted(name, single["title"], single["expect"], fact, accesses)

@@ -1,0 +1,151 @@
+"""One compiled kernel as the rules see it, whatever text it was read from: instructions, edges, accesses to memory.
+
+PTX and SASS are parsed into the same records, so that one tracer and one set of rules serve both. Invariant: an instruction
+whose effect on addresses is not known is opaque: what it writes counts as loaded from memory, never as a known pointer.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+__all__ = [
+    "Access", "AccessKind", "Instruction", "Level", "Origin", "OriginKind", "Program", "Slot", "SourceLine",
+    "blocks_of", "reached_without_wait",
+]  # fmt: skip
+
+
+class Level(StrEnum):
+    """What text a program was read from."""
+
+    PTX = "ptx"
+    SASS = "sass"
+
+
+class AccessKind(StrEnum):
+    """What an access does to global memory."""
+
+    LOAD = "load"
+    STORE = "store"
+    ATOMIC = "atomic"
+    PREFETCH = "prefetch"
+
+
+class OriginKind(StrEnum):
+    """Where an address may come from."""
+
+    POINTER = "pointer"
+    """The pointer that a kernel parameter holds."""
+    DESCRIPTOR = "descriptor"
+    """The address of a kernel parameter itself: a tensor map handed by value."""
+    LOADED = "loaded"
+    """A value that was read from memory or made in a way that is not traced."""
+    ON_CHIP = "on_chip"
+    """Shared or local memory."""
+
+
+class Origin(NamedTuple):
+    """One source of an address; `parameter` is the ordinal, -1 where there is none."""
+
+    kind: OriginKind
+    parameter: int = -1
+
+
+class SourceLine(NamedTuple):
+    """Place in the kernel's Python source, as the compiler noted it."""
+
+    file: str
+    line: int
+
+
+class Slot(NamedTuple):
+    """One kernel parameter in the constant bank or the parameter space."""
+
+    ordinal: int
+    offset: int
+    size_bytes: int
+
+    @property
+    def may_hold_pointer(self) -> bool:
+        """Whether it is wide enough for an address: a tensor's record, a pointer or a tensor map."""
+        return self.size_bytes >= 8
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One access to global memory. `address` names the registers that its address is made of."""
+
+    kind: AccessKind
+    address: tuple[str, ...]
+    width_bytes: int | None
+    """Bytes a thread moves; None for copies whose size is a register."""
+    is_non_coherent: bool = False
+    is_generic: bool = False
+    """Whether the text does not say that the space is global."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction. Edges go by index into the program."""
+
+    text: str
+    opcode: str
+    line: SourceLine | None
+    is_predicated: bool
+    writes: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    seeds: tuple[tuple[str, frozenset[Origin]], ...] = ()
+    """Origins that a written register gets from the parameter space."""
+    is_opaque: bool = False
+    is_wait: bool = False
+    """Waits for the grids that this launch depends on."""
+    access: Access | None = None
+    follows: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One kernel at one level."""
+
+    name: str
+    level: Level
+    slots: tuple[Slot, ...]
+    instructions: tuple[Instruction, ...]
+    symbols: dict[str, frozenset[Origin]] = field(default_factory=dict)
+    """Names that stand for an address: parameters, shared and local variables."""
+    local_bytes: int = 0
+    """Local memory that the source itself asks for (PTX only)."""
+    unresolved: tuple[str, ...] = ()
+    """Instructions whose successors could not be told: indirect branches, calls of other functions."""
+
+    def has_wait(self) -> bool:
+        """Whether any instruction waits for preceding grids."""
+        return any(i.is_wait for i in self.instructions)
+
+
+def reached_without_wait(program: Program) -> frozenset[int]:
+    """Indices of instructions that some path from the entry reaches before any wait that surely executes."""
+    if not program.instructions:
+        return frozenset()
+    seen: set[int] = set()
+    todo = [0]
+    while todo:
+        index = todo.pop()
+        if index in seen or index >= len(program.instructions):
+            continue
+        seen.add(index)
+        instruction = program.instructions[index]
+        if not (instruction.is_wait and not instruction.is_predicated):
+            todo += instruction.follows
+    return frozenset(seen)
+
+
+def blocks_of(program: Program) -> tuple[range, ...]:
+    """Basic blocks in text order: only the last instruction of each may branch, only the first be branched to."""
+    count = len(program.instructions)
+    leaders = {0} if count else set()
+    for index, instruction in enumerate(program.instructions):
+        if instruction.follows != (index + 1,):
+            leaders.update(f for f in instruction.follows if f < count)
+            leaders.add(index + 1)
+    edges = sorted(leader for leader in leaders if leader < count)
+    return tuple(range(a, b) for a, b in zip(edges, [*edges[1:], count], strict=True))
