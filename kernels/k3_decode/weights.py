@@ -1,5 +1,5 @@
-"""Checkpoints of the K3 family: the name, shape and dtype of every tensor, safetensors in and out, random
-ones.
+"""Checkpoints of the K3 family: the name, shape and dtype of every tensor, safetensors
+in and out.
 
 Names follow the released checkpoints and vLLM; routed experts are stored as vLLM holds them at run time. D
 hidden, C = 128 heads, H heads, E experts, I expert width, L latent width (D without latent MoE), S shared
@@ -49,7 +49,6 @@ from pathlib import Path
 
 import torch
 
-from k3_decode.ops.mxfp4 import quantise
 from k3_decode.shapes import MXFP4_GROUP, K3Shapes
 
 __all__ = [
@@ -59,7 +58,6 @@ __all__ = [
     "TensorSpec",
     "checkpoint_table",
     "open_checkpoint",
-    "random_checkpoint",
     "write_checkpoint",
 ]
 
@@ -158,19 +156,6 @@ def write_checkpoint(path: Path, tensors: Mapping[str, torch.Tensor], shapes: K3
     save_file(ready, str(path), metadata={"model": shapes.name})
 
 
-def random_checkpoint(shapes: K3Shapes, seed: int) -> Checkpoint:
-    """A whole model drawn from `seed`, in memory: for nano and the canary's sizes."""
-    generator = torch.Generator().manual_seed(seed)
-    tensors: dict[str, torch.Tensor] = {}
-    for name, spec in checkpoint_table(shapes).items():
-        if spec.draw == "experts":
-            full = torch.randn(*spec.shape[:-1], 2 * spec.shape[-1], generator=generator) * spec.scale
-            tensors[name], tensors[f"{name}_scale"] = quantise(full)
-        elif spec.draw != "scales":
-            tensors[name] = _drawn(spec, generator)
-    return Checkpoint(tensors, {})
-
-
 def checkpoint_table(shapes: K3Shapes) -> dict[str, TensorSpec]:
     """Every tensor of a model by name, in layer order."""
     hidden, vocab = shapes.hidden, shapes.vocab
@@ -264,23 +249,17 @@ def _moe(shapes: K3Shapes) -> dict[str, TensorSpec]:
             (experts,), torch.float32, draw="uniform", low=-0.05, high=0.05
         ),
         "experts.w13_weight": TensorSpec((experts, 2 * inter, latent // 2), byte, latent**-0.5, "experts"),
-        "experts.w13_weight_scale": TensorSpec((experts, 2 * inter, latent // group), byte, draw="scales"),
+        "experts.w13_weight_scale": TensorSpec(
+            (experts, 2 * inter, latent // group), byte, latent**-0.5, "scales"
+        ),
         "experts.w2_weight": TensorSpec((experts, latent, inter // 2), byte, inter**-0.5, "experts"),
-        "experts.w2_weight_scale": TensorSpec((experts, latent, inter // group), byte, draw="scales"),
+        "experts.w2_weight_scale": TensorSpec((experts, latent, inter // group), byte, inter**-0.5, "scales"),
     }
     if shapes.has_latent_moe:
         table["latent_down_proj.weight"] = _linear(latent, hidden)
         table["latent_up_proj.weight"] = _linear(hidden, latent)
         table["routed_expert_norm.weight"] = _norm(latent)
     return table | _mlp(hidden, shapes.shared_inter, "shared_experts.")
-
-
-def _drawn(spec: TensorSpec, generator: torch.Generator) -> torch.Tensor:
-    if spec.draw == "uniform":
-        values = torch.rand(spec.shape, generator=generator) * (spec.high - spec.low) + spec.low
-    else:
-        values = torch.randn(spec.shape, generator=generator) * spec.scale
-    return (values + 1.0 if spec.draw == "norm" else values).to(spec.dtype)
 
 
 _DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "U8": torch.uint8}
@@ -310,8 +289,8 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
         expected = math.prod(shape) * _DTYPES[dtype].itemsize if dtype in _DTYPES else -1
         if not 8 + size <= start <= end <= total or end - start != expected:
             raise CheckpointError(
-                f"{path}: tensor {name} ({dtype} {list(shape)}) does not fit bytes {start}..{end} of {total}; "
-                "the file is cut short, or holds a dtype other than BF16, F32 and U8"
+                f"{path}: tensor {name} ({dtype} {list(shape)}) does not fit bytes {start}..{end} of "
+                f"{total}; the file is cut short, or holds a dtype other than BF16, F32 and U8"
             )
         found[name] = StoredTensor(path, dtype, shape, start, end)
     return found

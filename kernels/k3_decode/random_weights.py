@@ -1,0 +1,97 @@
+"""Models without training: drawn whole from a seed, or a few full-width layers of one rank's shard.
+
+Scales keep every activation near one and the logits far from flat, and routers spread tokens over all
+experts, so that timings and errors are those of a working model. Draws depend on the seed and the tensor's
+name alone (and, for a slice, on the device's generator).
+"""
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from k3_decode.ops.mxfp4 import SCALE_BIAS, quantise
+from k3_decode.rank_weights import ModelWeights, shard
+from k3_decode.shapes import K3Shapes, RankShapes
+from k3_decode.weights import Checkpoint, TensorSpec, checkpoint_table
+
+__all__ = ["DrawnCheckpoint", "random_checkpoint", "slice_shapes", "synthetic_slice"]
+
+CODE_SCALE = 0.342
+"""1 over the root mean square of an evenly drawn E2M1 value."""
+
+
+def random_checkpoint(shapes: K3Shapes, seed: int) -> Checkpoint:
+    """A whole model drawn from `seed`, in memory: for nano and the canary's sizes."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, spec in checkpoint_table(shapes).items():
+        if spec.draw == "experts":
+            full = torch.randn(*spec.shape[:-1], 2 * spec.shape[-1], generator=generator) * spec.scale
+            tensors[name], tensors[f"{name}_scale"] = quantise(full)
+        elif spec.draw != "scales":
+            tensors[name] = _drawn(spec, generator)
+    return Checkpoint(tensors, {})
+
+
+class DrawnCheckpoint:
+    """Tensors of a table that are drawn on a device when they are read, so that nothing is held twice."""
+
+    def __init__(self, table: Mapping[str, TensorSpec], seed: int, device: torch.device) -> None:
+        self._table, self._seed, self._device = table, seed, device
+
+    def read(self, name: str, *index: slice) -> torch.Tensor:
+        """The tensor, or the part `index` of it."""
+        spec = self._table[name]
+        generator = torch.Generator(self._device).manual_seed(self._seed * 2**32 + zlib.crc32(name.encode()))
+        if spec.draw == "experts":
+            drawn = torch.randint(
+                0, 256, spec.shape, generator=generator, dtype=torch.uint8, device=self._device
+            )
+        elif spec.draw == "scales":
+            middle = SCALE_BIAS + round(float(torch.tensor(spec.scale * CODE_SCALE).log2()))
+            low, high = middle - 1, middle + 2
+            drawn = torch.randint(
+                low, high, spec.shape, generator=generator, dtype=torch.uint8, device=self._device
+            )
+        else:
+            drawn = _drawn(spec, generator)
+        return drawn[index]
+
+
+def slice_shapes(shapes: K3Shapes, layers: int) -> K3Shapes:
+    """The model's first `layers` layers, at full width."""
+    kept = tuple(layer for layer in range(layers) if shapes.is_mla(layer))
+    return replace(shapes, name=f"{shapes.name}_slice", layers=layers, mla_layers=kept)
+
+
+def synthetic_slice(
+    shapes: K3Shapes, layers: int, tp: int, seed: int, device: torch.device, vocab: int = 4096
+) -> ModelWeights:
+    """One rank's share of the first `layers` layers, with `vocab` rows of embedding and head.
+
+    Collectives have no peers in it: each reduction gives the rank's own part.
+    """
+    cut = replace(slice_shapes(shapes, layers), vocab=vocab)
+    rank = RankShapes(cut, tp)
+    local = replace(
+        cut,
+        heads=rank.heads,
+        expert_inter=rank.expert_inter,
+        shared_inter=rank.shared_inter,
+        dense_inter=rank.dense_inter,
+    )
+    drawn = DrawnCheckpoint(checkpoint_table(local), seed, device)
+    return replace(shard(drawn, RankShapes(local, 1), 0, device), shapes=rank)
+
+
+def _drawn(spec: TensorSpec, generator: torch.Generator) -> torch.Tensor:
+    device = generator.device
+    if spec.draw == "uniform":
+        values = (
+            torch.rand(spec.shape, generator=generator, device=device) * (spec.high - spec.low) + spec.low
+        )
+    else:
+        values = torch.randn(spec.shape, generator=generator, device=device) * spec.scale
+    return (values + 1.0 if spec.draw == "norm" else values).to(spec.dtype)
