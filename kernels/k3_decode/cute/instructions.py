@@ -18,13 +18,16 @@ __all__ = [
     "Words",
     "add_launch",
     "asm",
+    "at_most",
     "bulk_load",
     "byte_address",
+    "choose_address",
     "cluster_address",
     "copy_async",
     "high_half",
     "load_activation",
     "load_activation_word",
+    "load_activation_word_if",
     "load_matrix",
     "load_weight",
     "load_weight_f32",
@@ -36,7 +39,14 @@ __all__ = [
     "shared_load_f32",
     "shared_store",
     "shared_store_f32",
+    "shared_load_pair",
+    "shared_store_pair",
+    "send_f32",
+    "send_pair",
+    "prefetch_line_if",
     "store_remote_f32",
+    "store_f32_pair_if",
+    "store_word_if",
     "store_word",
     "store_words",
     "store_f32",
@@ -115,9 +125,46 @@ def store_f32(address: Int64, value: Float32) -> None:
     asm("st.global.f32 [$0], $1;", "l,f", [address, value])
 
 
+def store_word_if(address: Int64, word: Int32, is_wanted: Int32) -> None:
+    """4 bytes to device memory by the lanes whose flag is not 0."""
+    asm(
+        "{.reg .pred p; setp.ne.b32 p, $2, 0; @p st.global.b32 [$0], $1;}",
+        "l,r,r",
+        [address, word, is_wanted],
+    )
+
+
+def store_f32_pair_if(address: Int64, low: Float32, high: Float32, is_wanted: Int32) -> None:
+    """Two fp32 values to device memory by the lanes whose flag is not 0."""
+    template = "{.reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.v2.f32 [$0], {$1,$2};}"
+    asm(template, "l,f,f,r", [address, low, high, is_wanted])
+
+
+def load_activation_word_if(address: Int64, is_wanted: Int32) -> Int32:
+    """4 bytes that an earlier kernel wrote, 0 in the lanes whose flag is 0."""
+    template = "{.reg .pred p; setp.ne.b32 p, $2, 0; mov.b32 $0, 0; @p ld.global.b32 $0, [$1];}"
+    return asm(template, "=&r,l,r", [address, is_wanted], [Int32])
+
+
 def prefetch_line(address: Int64) -> None:
     """Ask for the 128-byte line at `address` to be in L2; reads nothing into the program."""
     asm("prefetch.global.L2 [$0];", "l", [address])
+
+
+def prefetch_line_if(address: Int64, is_wanted: Int32) -> None:
+    """As `prefetch_line`, by the lanes whose flag is not 0."""
+    asm("{.reg .pred p; setp.ne.b32 p, $1, 0; @p prefetch.global.L2 [$0];}", "l,r", [address, is_wanted])
+
+
+def at_most(value: Int32, bound: Int32) -> Int32:
+    """The lesser of the two, signed."""
+    return asm("min.s32 $0, $1, $2;", "=r,r,r", [value, bound], [Int32], is_pure=True)
+
+
+def choose_address(sign: Int32, when_negative: Int64, otherwise: Int64) -> Int64:
+    """One of two addresses by the sign of a number, without a branch."""
+    template = "{.reg .pred p; setp.lt.s32 p, $3, 0; selp.b64 $0, $1, $2, p;}"
+    return asm(template, "=l,l,l,r", [when_negative, otherwise, sign], [Int64], is_pure=True)
 
 
 def low_half(word: Int32) -> Float32:
@@ -155,6 +202,16 @@ def shared_store_f32(address: Int32, value: Float32) -> None:
     asm("st.shared.f32 [$0], $1;", "r,f", [address, value])
 
 
+def shared_load_pair(address: Int32) -> tuple[Float32, Float32]:
+    """Two fp32 values of shared memory."""
+    return asm("ld.shared.v2.f32 {$0,$1}, [$2];", "=f,=f,r", [address], [Float32] * 2)
+
+
+def shared_store_pair(address: Int32, low: Float32, high: Float32) -> None:
+    """Two fp32 values to shared memory."""
+    asm("st.shared.v2.f32 [$0], {$1,$2};", "r,f,f", [address, low, high])
+
+
 def cluster_address(address: Int32, rank: Int32) -> Int32:
     """The address, seen from here, of the same place in the shared memory of block `rank` of the cluster."""
     return asm("mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r", [address, rank], [Int32], is_pure=True)
@@ -168,6 +225,24 @@ def store_remote_f32(address: Int32, value: Float32, barrier: Int32) -> None:
     template = "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [$0], $1, [$2];"
     word = asm("mov.b32 $0, $1;", "=r,f", [value], [Int32], is_pure=True)
     asm(template, "r,r,r", [address, word, barrier])
+
+
+def send_f32(address: Int32, value: Float32, barrier: Int32, is_wanted: Int32) -> None:
+    """As `store_remote_f32`, by the lanes whose flag is not 0."""
+    template = (
+        "{.reg .pred p; .reg .b32 a; setp.ne.b32 p, $3, 0; mov.b32 a, $1; "
+        "@p st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [$0], a, [$2];}"
+    )
+    asm(template, "r,f,r,r", [address, value, barrier, is_wanted])
+
+
+def send_pair(address: Int32, low: Float32, high: Float32, barrier: Int32, is_wanted: Int32) -> None:
+    """As `store_remote_f32` for two fp32 values (8 bytes), by the lanes whose flag is not 0."""
+    template = (
+        "{.reg .pred p; .reg .b32 a, b; setp.ne.b32 p, $4, 0; mov.b32 a, $1; mov.b32 b, $2; "
+        "@p st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [$0], {a, b}, [$3];}"
+    )
+    asm(template, "r,f,f,r,r", [address, low, high, barrier, is_wanted])
 
 
 def copy_async(shared: Int32, address: Int64) -> None:
@@ -197,7 +272,7 @@ def mma_bf16(a: Sequence[Int32], b: Sequence[Int32], c: Sequence[Float32]) -> tu
         "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
     )
     constraints = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
-    return asm(template, constraints, [*a, *b, *c], [Float32] * 4, is_pure=True)
+    return asm(template, constraints, [*a, *b, *c], [Float32] * 4)
 
 
 def add_launch(counter: Int64) -> None:

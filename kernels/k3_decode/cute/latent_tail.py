@@ -1,0 +1,175 @@
+"""The end of the MoE: RMSNorm of the combined latent, up-projection, plus the shared expert's output, in one
+kernel.
+
+Scope: sm_90a (run), sm_100a and sm_103a (compiled); 1 to 64 rows; latent width a multiple of 32; an even
+number of output rows, the whole hidden or one rank's shard. Refused: more than 64 rows, odd output rows,
+strides that are no multiple of 8.
+
+Layout: `latent` [B,L] and `shared` [B,M] bf16, row strides free, written by earlier kernels; `norm_weight`
+[L] and `up_weight` [M,L] bf16, contiguous, constant; `out` [B,M] bf16, row stride free, every element
+written. 16-byte aligned bases. No null slots.
+
+Numerics: the row's factor 1/sqrt(mean(latent^2) + eps) is applied to the finished fp32 sums, so no pass
+over the latent precedes the product: latent x norm_weight is rounded to bf16 (as a separate norm would
+round its output), products are summed in fp32 by mma.sync, squares in fp32 by each lane, both added over
+warps and cluster in ascending order; then sum x factor + shared in fp32 and one rounding. The order
+depends on the plan alone. NaN and infinities propagate.
+
+Validation: `tests/k3_decode/cute/test_latent_tail.py` compiles the variants for the three architectures;
+its GPU tests compare with the float64 oracle. sm_100a and sm_103a were never run.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Int64
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from k3_decode.cute import instructions as ins
+from k3_decode.cute import row_stream
+from k3_decode.cute.plans import tail_plan
+from k3_decode.cute.row_stream import Finished, Plan
+from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["compile_plan", "latent_tail", "variants"]
+
+OP_INDEX = 7
+"""Place of the op in the launch counters."""
+
+
+@cute.kernel
+def _norm_and_project(
+    latent: cute.Tensor,
+    norm_weight: cute.Tensor,
+    up_weight: cute.Tensor,
+    shared: cute.Tensor,
+    out: cute.Tensor,
+    launches: cute.Tensor,
+    eps: Float32,
+    plan: cutlass.Constexpr,
+):
+    place = row_stream.locate(plan)
+    if cutlass.const_expr(plan.cluster > 1):
+        row_stream.arm_barrier(plan, place, latent.shape[0], True)
+    rows = row_stream.open_rows(plan, place, [(ins.byte_address(up_weight), plan.rows)])
+    sums, squares = row_stream.stream(plan, place, rows, latent, norm_weight)
+    row_stream.finish(plan, place, sums, squares, latent.shape[0], eps, _store_to(shared, out))
+    if place.is_first:
+        ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
+
+
+def _store_to(shared: cute.Tensor, out: cute.Tensor) -> Callable[[Finished], None]:
+    """What scales a finished pair, adds the shared expert's and writes it."""
+    shared_at, out_at = ins.byte_address(shared), ins.byte_address(out)
+    shared_stride, out_stride = shared.stride[0], out.stride[0]
+
+    def store(pair: Finished) -> None:
+        token, row = Int64(pair.token), Int64(pair.row)
+        word = ins.load_activation_word_if(shared_at + (token * shared_stride + row) * 2, pair.is_wanted)
+        low = pair.low * pair.scale + ins.low_half(word)
+        high = pair.high * pair.scale + ins.high_half(word)
+        ins.store_word_if(out_at + (token * out_stride + row) * 2, ins.pack_halves(low, high), pair.is_wanted)
+
+    return store
+
+
+@cute.jit
+def _launch(
+    latent: cute.Tensor,
+    norm_weight: cute.Tensor,
+    up_weight: cute.Tensor,
+    shared: cute.Tensor,
+    out: cute.Tensor,
+    launches: cute.Tensor,
+    eps: Float32,
+    stream: Any,
+    plan: cutlass.Constexpr,
+):
+    _norm_and_project(latent, norm_weight, up_weight, shared, out, launches, eps, plan).launch(
+        grid=(plan.groups * plan.cluster, 1, 1),
+        block=(plan.threads, 1, 1),
+        cluster=(plan.cluster, 1, 1),
+        smem=row_stream.shared_layout(plan).size,
+        min_blocks_per_mp=plan.blocks_per_sm,
+        preferred_smem_carveout=row_stream.CARVEOUT,
+        stream=stream,
+        use_pdl=True,
+    )
+
+
+@cache
+def compile_plan(plan: Plan) -> Callable[..., None]:
+    """The launch for one plan; token count and strides stay symbolic."""
+    tokens = cute.sym_int32()
+
+    def rows_of(width: int) -> Any:
+        return make_fake_tensor(
+            BFloat16, (tokens, width), (cute.sym_int64(divisibility=8), 1), assumed_align=16
+        )
+
+    norm = make_fake_tensor(BFloat16, (plan.k,), (1,), assumed_align=16)
+    up = make_fake_tensor(BFloat16, (plan.rows, plan.k), (plan.k, 1), assumed_align=16)
+    launches = make_fake_tensor(Int32, (cute.sym_int32(),), (1,), assumed_align=4)
+    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    latent, shared, out = rows_of(plan.k), rows_of(plan.rows), rows_of(plan.rows)
+    compiled: Callable[..., None] = cute.compile(
+        _launch,
+        latent,
+        norm,
+        up,
+        shared,
+        out,
+        launches,
+        Float32(1e-5),
+        stream,
+        plan,
+        options="--enable-tvm-ffi",
+    )
+    return compiled
+
+
+def latent_tail(
+    *,
+    latent: "torch.Tensor",
+    norm_weight: "torch.Tensor",
+    up_weight: "torch.Tensor",
+    shared: "torch.Tensor",
+    out: "torch.Tensor",
+    eps: float,
+    launches: "torch.Tensor",
+) -> None:
+    """Write `shared + RMSNorm(latent) @ up_weight.T` to `out`, in one launch; `ValueError` outside the scope."""
+    tokens, (rows, width) = latent.shape[0], up_weight.shape
+    if not 1 <= tokens <= 64:
+        raise ValueError(f"latent_tail: {tokens} rows are outside 1..64; split the step")
+    launch = compile_plan(tail_plan(rows, width, tokens))
+    launch(latent, norm_weight, up_weight, shared, out, launches, eps)
+
+
+def variants() -> tuple[Variant, ...]:
+    """K3's shards at TP8 and TP16 and the whole, at every token capacity; and the small models."""
+    shapes = [(896, 3584), (448, 3584), (7168, 3584)]
+    forms = [tail_plan(m, k, tokens) for m, k in shapes for tokens in (8, 16, 32, 64)]
+    forms += [tail_plan(192, 96, 8), tail_plan(128, 64, 8)]
+    roles = (
+        ("latent", "activation"), ("norm_weight", "weight"), ("up_weight", "weight"),
+        ("shared", "activation"), ("out", "output"), ("launches", "workspace"),
+    )  # fmt: skip
+    return tuple(
+        Variant(
+            op="latent_tail",
+            name=f"latent_tail_{plan.name}",
+            architectures=DISPATCHED + COMPILED,
+            compile=lambda plan=plan: compile_plan(plan),  # type: ignore[misc]
+            parameters=roles,
+            source="cute/latent_tail.py",
+            is_smoke=(plan.rows, plan.tokens) == (896, 8),
+            max_cluster=plan.cluster,
+        )
+        for plan in dict.fromkeys(forms)
+    )

@@ -1,0 +1,176 @@
+"""What the MoE reads of its input: router logits (fp32) and the latent down-projection (bf16), in one pass
+over x.
+
+Scope: sm_90a (run), sm_100a and sm_103a (compiled); 1 to 64 rows of x; hidden a multiple of 32; even
+numbers of router and latent rows, whole or one rank's shard. Refused: more than 64 rows, odd row counts,
+strides that are no multiple of 8.
+
+Layout: `x` [B,D] bf16, row stride free, written by the previous kernel; `router_weight` [E',D] and
+`down_weight` [L',D] bf16, contiguous, constant; `logits` [B,E'] fp32 and `latent` [B,L'] bf16, row strides
+free, every element written. The two weights are streamed as one matrix of E' + L' rows; a tile may hold
+rows of both. 16-byte aligned bases. No null slots.
+
+Numerics: bf16 products summed in fp32 by mma.sync along the warp's slice of K, slices added in ascending
+order in fp32; the logits are not rounded again, the latent once to bf16. The order depends on the plan
+alone. NaN and infinities propagate.
+
+Validation: `tests/k3_decode/cute/test_moe_front.py` compiles the variants for the three architectures and
+replays the row map over both weights; its GPU tests compare with the float64 oracle. sm_100a and sm_103a
+were never run.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Int64
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from k3_decode.cute import instructions as ins
+from k3_decode.cute import row_stream
+from k3_decode.cute.plans import front_plan
+from k3_decode.cute.row_stream import Finished, Plan
+from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["compile_plan", "moe_front", "variants"]
+
+OP_INDEX = 3
+"""Place of the op in the launch counters."""
+
+
+@cute.kernel
+def _project_both(
+    x: cute.Tensor,
+    router_weight: cute.Tensor,
+    down_weight: cute.Tensor,
+    logits: cute.Tensor,
+    latent: cute.Tensor,
+    launches: cute.Tensor,
+    plan: cutlass.Constexpr,
+    experts: cutlass.Constexpr,
+):
+    place = row_stream.locate(plan)
+    if cutlass.const_expr(plan.cluster > 1):
+        row_stream.arm_barrier(plan, place, x.shape[0], False)
+    segments = [
+        (ins.byte_address(router_weight), experts),
+        (ins.byte_address(down_weight), plan.rows - experts),
+    ]
+    rows = row_stream.open_rows(plan, place, segments)
+    sums, _ = row_stream.stream(plan, place, rows, x)
+    row_stream.finish(plan, place, sums, None, x.shape[0], None, _store_to(logits, latent, experts))
+    if place.is_first:
+        ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
+
+
+def _store_to(logits: cute.Tensor, latent: cute.Tensor, experts: int) -> Callable[[Finished], None]:
+    """What writes a finished pair to the output of its rows; the first row of `latent` is `experts`."""
+    logits_at, latent_at = ins.byte_address(logits), ins.byte_address(latent) - Int64(experts * 2)
+    logits_stride, latent_stride = logits.stride[0], latent.stride[0]
+
+    def store(pair: Finished) -> None:
+        token, row = Int64(pair.token), Int64(pair.row)
+        is_router = Int32(pair.row < experts) & pair.is_wanted
+        ins.store_f32_pair_if(logits_at + (token * logits_stride + row) * 4, pair.low, pair.high, is_router)
+        word = ins.pack_halves(pair.low, pair.high)
+        is_latent = Int32(pair.row >= experts) & pair.is_wanted
+        ins.store_word_if(latent_at + (token * latent_stride + row) * 2, word, is_latent)
+
+    return store
+
+
+@cute.jit
+def _launch(
+    x: cute.Tensor,
+    router_weight: cute.Tensor,
+    down_weight: cute.Tensor,
+    logits: cute.Tensor,
+    latent: cute.Tensor,
+    launches: cute.Tensor,
+    stream: Any,
+    plan: cutlass.Constexpr,
+    experts: cutlass.Constexpr,
+):
+    _project_both(x, router_weight, down_weight, logits, latent, launches, plan, experts).launch(
+        grid=(plan.groups * plan.cluster, 1, 1),
+        block=(plan.threads, 1, 1),
+        cluster=(plan.cluster, 1, 1),
+        smem=row_stream.shared_layout(plan).size,
+        min_blocks_per_mp=plan.blocks_per_sm,
+        preferred_smem_carveout=row_stream.CARVEOUT,
+        stream=stream,
+        use_pdl=True,
+    )
+
+
+@cache
+def compile_plan(plan: Plan, experts: int) -> Callable[..., None]:
+    """The launch for one plan whose first `experts` rows are the router's; the rest stays symbolic."""
+    tokens = cute.sym_int32()
+
+    def stride() -> Any:
+        return cute.sym_int64(divisibility=8)
+
+    x = make_fake_tensor(BFloat16, (tokens, plan.k), (stride(), 1), assumed_align=16)
+    router = make_fake_tensor(BFloat16, (experts, plan.k), (plan.k, 1), assumed_align=16)
+    down = make_fake_tensor(BFloat16, (plan.rows - experts, plan.k), (plan.k, 1), assumed_align=16)
+    logits = make_fake_tensor(
+        Float32, (tokens, experts), (cute.sym_int64(divisibility=2), 1), assumed_align=8
+    )
+    latent = make_fake_tensor(
+        BFloat16, (tokens, plan.rows - experts), (cute.sym_int64(divisibility=2), 1), assumed_align=4
+    )
+    launches = make_fake_tensor(Int32, (cute.sym_int32(),), (1,), assumed_align=4)
+    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    compiled: Callable[..., None] = cute.compile(
+        _launch, x, router, down, logits, latent, launches, stream, plan, experts, options="--enable-tvm-ffi"
+    )
+    return compiled
+
+
+def moe_front(
+    *,
+    x: "torch.Tensor",
+    router_weight: "torch.Tensor",
+    down_weight: "torch.Tensor",
+    logits: "torch.Tensor",
+    latent: "torch.Tensor",
+    launches: "torch.Tensor",
+) -> None:
+    """Write `logits` and `latent` in one launch on this stream; raises `ValueError` outside the scope."""
+    tokens, hidden = x.shape
+    experts, width = router_weight.shape[0], down_weight.shape[0]
+    if not 1 <= tokens <= 64:
+        raise ValueError(f"moe_front: {tokens} rows of x are outside 1..64; split the step")
+    if experts % 2 or width % 2:
+        raise ValueError(f"moe_front: {experts} router and {width} latent rows must be even")
+    launch = compile_plan(front_plan(experts + width, hidden, tokens), experts)
+    launch(x, router_weight, down_weight, logits, latent, launches)
+
+
+def variants() -> tuple[Variant, ...]:
+    """K3's shards at TP8 and TP16 and the whole, at every token capacity; and the small models."""
+    shapes = [(112, 448, 7168), (56, 224, 7168), (896, 3584, 7168)]
+    forms = [(front_plan(e + w, k, tokens), e) for e, w, k in shapes for tokens in (8, 16, 32, 64)]
+    forms += [(front_plan(16 + 96, 192, 8), 16), (front_plan(8 + 64, 128, 8), 8)]
+    roles = (
+        ("x", "activation"), ("router_weight", "weight"), ("down_weight", "weight"), ("logits", "output"),
+        ("latent", "output"), ("launches", "workspace"),
+    )  # fmt: skip
+    return tuple(
+        Variant(
+            op="moe_front",
+            name=f"moe_front_e{experts}_{plan.name}",
+            architectures=DISPATCHED + COMPILED,
+            compile=lambda plan=plan, experts=experts: compile_plan(plan, experts),  # type: ignore[misc]
+            parameters=roles,
+            source="cute/moe_front.py",
+            is_smoke=(experts, plan.tokens) == (112, 8),
+            max_cluster=plan.cluster,
+        )
+        for plan, experts in dict.fromkeys(forms)
+    )

@@ -1,0 +1,157 @@
+"""Dense projection of a decode step: `out = x @ weight.T`, every weight byte read once.
+
+Scope: sm_90a (run), sm_100a and sm_103a (compiled); 1 to 64 rows of x; K a multiple of 32, any even row
+count M; bf16 operands, bf16 or fp32 output. Serves KDA's packed input projection, MLA's, both output
+projections, the language-model head, and the same of the small models. Refused: more than 64 rows, odd M,
+strides that are no multiple of 8.
+
+Layout: `x` [B,K] bf16, row stride free, written by the previous kernel; `weight` [M,K] bf16, contiguous,
+constant; `out` [B,M] bf16 or fp32, row stride free, every element written. 16-byte aligned bases. No null
+slots.
+
+Numerics: bf16 products summed in fp32 by mma.sync along the warp's slice of K, slices added in ascending
+order in fp32, one rounding to the output type. The order depends on the plan (shape and token capacity),
+not on timing, so equal calls give equal bits; a row may differ in the last bit between capacities 8, 16,
+32 and 64. NaN and infinities propagate.
+
+Validation: `tests/k3_decode/cute/test_projection.py` compiles the variants for the three architectures and
+replays the operand map and the reduction in numpy; its GPU tests compare each shape with the float64
+oracle. sm_100a and sm_103a were never run.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Int64
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from k3_decode.cute import instructions as ins
+from k3_decode.cute import row_stream
+from k3_decode.cute.plans import projection_plan
+from k3_decode.cute.row_stream import Finished, Plan
+from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["projection", "variants"]
+
+OP_INDEX = 1
+"""Place of the op in the launch counters."""
+
+
+@cute.kernel
+def _project(
+    x: cute.Tensor,
+    weight: cute.Tensor,
+    out: cute.Tensor,
+    launches: cute.Tensor,
+    plan: cutlass.Constexpr,
+    is_fp32: cutlass.Constexpr,
+):
+    place = row_stream.locate(plan)
+    if cutlass.const_expr(plan.cluster > 1):
+        row_stream.arm_barrier(plan, place, x.shape[0], False)
+    rows = row_stream.open_rows(plan, place, [(ins.byte_address(weight), plan.rows)])
+    sums, _ = row_stream.stream(plan, place, rows, x)
+    row_stream.finish(plan, place, sums, None, x.shape[0], None, _store_to(out, is_fp32))
+    if place.is_first:
+        ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
+
+
+def _store_to(out: cute.Tensor, is_fp32: bool) -> Callable[[Finished], None]:
+    """What writes a finished pair to `out`."""
+    base, stride = ins.byte_address(out), out.stride[0]
+
+    def store(pair: Finished) -> None:
+        index = Int64(pair.token) * stride + Int64(pair.row)
+        if is_fp32:
+            ins.store_f32_pair_if(base + index * 4, pair.low, pair.high, pair.is_wanted)
+        else:
+            ins.store_word_if(base + index * 2, ins.pack_halves(pair.low, pair.high), pair.is_wanted)
+
+    return store
+
+
+@cute.jit
+def _launch(
+    x: cute.Tensor,
+    weight: cute.Tensor,
+    out: cute.Tensor,
+    launches: cute.Tensor,
+    stream: Any,
+    plan: cutlass.Constexpr,
+    is_fp32: cutlass.Constexpr,
+):
+    _project(x, weight, out, launches, plan, is_fp32).launch(
+        grid=(plan.groups * plan.cluster, 1, 1),
+        block=(plan.threads, 1, 1),
+        cluster=(plan.cluster, 1, 1),
+        smem=row_stream.shared_layout(plan).size,
+        min_blocks_per_mp=plan.blocks_per_sm,
+        preferred_smem_carveout=row_stream.CARVEOUT,
+        stream=stream,
+        use_pdl=True,
+    )
+
+
+@cache
+def compile_plan(plan: Plan, is_fp32: bool) -> Callable[..., None]:
+    """The launch for one plan; the token count and strides stay symbolic."""
+    tokens = cute.sym_int32()
+    x = make_fake_tensor(BFloat16, (tokens, plan.k), (cute.sym_int64(divisibility=8), 1), assumed_align=16)
+    weight = make_fake_tensor(BFloat16, (plan.rows, plan.k), (plan.k, 1), assumed_align=16)
+    kind = Float32 if is_fp32 else BFloat16
+    out = make_fake_tensor(kind, (tokens, plan.rows), (cute.sym_int64(divisibility=8), 1), assumed_align=16)
+    launches = make_fake_tensor(Int32, (cute.sym_int32(),), (1,), assumed_align=4)
+    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    compiled: Callable[..., None] = cute.compile(
+        _launch, x, weight, out, launches, stream, plan, is_fp32, options="--enable-tvm-ffi"
+    )
+    return compiled
+
+
+def projection(
+    *, x: "torch.Tensor", weight: "torch.Tensor", out: "torch.Tensor", launches: "torch.Tensor"
+) -> None:
+    """Write `x @ weight.T` to `out` in one launch on this stream; raises `ValueError` outside the scope."""
+    tokens, (rows, k) = x.shape[0], weight.shape
+    if not 1 <= tokens <= 64:
+        raise ValueError(f"projection: {tokens} rows of x are outside 1..64; split the step")
+    compile_plan(projection_plan(rows, k, tokens), out.element_size() == 4)(x, weight, out, launches)
+
+
+def variants() -> tuple[Variant, ...]:
+    """K3's projections at every tensor-parallel size and token capacity, and those of the small models."""
+    shapes = [
+        (6288, 7168),
+        (7168, 1536),
+        (3648, 7168),
+        (20480, 7168),
+        (3216, 7168),
+        (7168, 768),
+        (2880, 7168),
+    ]
+    forms = dict.fromkeys(
+        (projection_plan(m, k, tokens), False) for m, k in shapes for tokens in (8, 16, 32, 64)
+    )
+    return tuple(
+        Variant(
+            op="projection",
+            name=f"projection_{plan.name}{'_fp32' if is_fp32 else ''}",
+            architectures=DISPATCHED + COMPILED,
+            compile=lambda plan=plan, is_fp32=is_fp32: compile_plan(plan, is_fp32),  # type: ignore[misc]
+            parameters=(
+                ("x", "activation"),
+                ("weight", "weight"),
+                ("out", "output"),
+                ("launches", "workspace"),
+            ),
+            source="cute/projection.py",
+            is_smoke=(plan.rows, plan.k, plan.tokens) == (6288, 7168, 8),
+            max_cluster=plan.cluster,
+        )
+        for plan, is_fp32 in forms
+    )
