@@ -39,6 +39,7 @@ def write_bundle(
     write_atomically(run.folder / OUTCOMES, b"".join(o.canonical() + b"\n" for o in run.outcomes()))
     write_atomically(run.folder / ENVIRONMENT, run.redactor.environment(environment).canonical())
     files = tuple(sorted(_entries(run.folder), key=lambda f: f.path))
+    os.sync()  # everything that the manifest will bind, before the manifest
     manifest = Manifest.of(run.plan, machine or run.plan.machine, files, created or datetime.now(UTC))
     write_atomically(run.folder / MANIFEST, manifest.canonical())
     return run.folder

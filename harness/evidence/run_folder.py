@@ -3,8 +3,9 @@
 Layout: `plan.json`, `outcomes.jsonl` (one line a finished check, only ever appended to), `samples/`,
 `ledger/`, `logs/`. `write_bundle` puts `manifest.json` in last. Invariant: whatever byte the process dies
 at, the folder reads as a run that has not finished, and `open_run` goes on from the checks that were
-recorded whole. One process holds a run at a time. Callers keep everything else (caches, reports) outside
-the folder.
+recorded whole. Files are not forced to disk one by one (measured: 13 ms each); where a power cut lost
+samples, `open_run` forgets their outcome. One process holds a run at a time. Callers keep everything else
+(caches, reports) outside the folder.
 """
 
 import fcntl
@@ -30,7 +31,7 @@ from harness.evidence.names import (
     samples_folder,
 )
 from harness.evidence.redaction import Redactor
-from harness.evidence.samples import read_samples, write_samples
+from harness.evidence.samples import has_samples, read_samples, write_samples
 from harness.evidence.strict_json import load_record, parse_record
 
 __all__ = [
@@ -117,8 +118,6 @@ class RunFolder:
             )
         with (self.folder / OUTCOMES).open("ab") as file:
             file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
         self._outcomes[outcome.check] = redacted
 
     def close(self) -> None:
@@ -160,7 +159,6 @@ class RunFolder:
                 shutil.rmtree(leftover)
         write_samples(temporary, samples)
         temporary.rename(place)
-        _sync_folder(place.parent)
 
 
 def open_run(folder: Path, plan: Plan) -> RunFolder:
@@ -182,6 +180,7 @@ def open_run(folder: Path, plan: Plan) -> RunFolder:
         if not (folder / PLAN).exists():
             write_atomically(folder / PLAN, plan.canonical())
         _drop_torn_line(folder / OUTCOMES)
+        _drop_lost_samples(folder)
         return RunFolder(folder, plan, lock)
     except BaseException:
         os.close(lock)
@@ -197,14 +196,13 @@ def load_plan(folder: Path) -> Plan:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all; it is on disk when this returns."""
+    """Write a file whole or not at all; its content is on disk before its name is."""
     temporary = path.with_name(TEMPORARY + path.name)
     with temporary.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    _sync_folder(path.parent)
 
 
 def _lock(folder: Path) -> int:
@@ -246,6 +244,14 @@ def _drop_torn_line(path: Path) -> None:
             file.truncate(size - len(tail) + tail.rfind(b"\n") + 1)
 
 
+def _drop_lost_samples(folder: Path) -> None:
+    """Forget outcomes whose samples cannot be read, so that their checks run again."""
+    outcomes = list(_read_whole_lines(folder / OUTCOMES))
+    kept = [o for o in outcomes if o.status is Status.SKIPPED or has_samples(folder, o.check)]
+    if len(kept) != len(outcomes):
+        write_atomically(folder / OUTCOMES, b"".join(o.canonical() + b"\n" for o in kept))
+
+
 def _read_whole_lines(path: Path) -> Iterator[Outcome]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -255,11 +261,3 @@ def _read_whole_lines(path: Path) -> Iterator[Outcome]:
                 yield parse_record(line[:-1], Outcome)
             except EvidenceError as error:
                 raise EvidenceError(f"{path}, line {number}: {error}") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -21,7 +21,7 @@ from harness.domain.record import Scalar
 from harness.evidence.names import SAMPLES_HEADER, samples_folder, table_file
 from harness.evidence.strict_json import load_record, open_regular, parse_json
 
-__all__ = ["read_header", "read_samples", "read_table", "write_samples"]
+__all__ = ["has_samples", "read_header", "read_samples", "read_table", "write_samples"]
 
 MAX_HEADER_BYTES = 16 * 2**20
 MAX_CELLS = 20_000_000
@@ -47,7 +47,6 @@ def write_samples(folder: Path, samples: Samples) -> None:
             writer.write_table(content)
             if mixed := [f.name for f in fields if f.metadata]:
                 writer.add_key_value_metadata({_MIXED.decode(): json.dumps(mixed)})
-        _sync(path)
     header = SamplesHeader(
         check=samples.check,
         tier=samples.tier,
@@ -57,9 +56,7 @@ def write_samples(folder: Path, samples: Samples) -> None:
         findings=samples.findings,
         tables=tuple(t.name for t in samples.tables),
     )
-    path = folder / SAMPLES_HEADER
-    path.write_bytes(header.canonical())
-    _sync(path)
+    (folder / SAMPLES_HEADER).write_bytes(header.canonical())
 
 
 def read_header(root: Path, check: str) -> SamplesHeader:
@@ -69,6 +66,18 @@ def read_header(root: Path, check: str) -> SamplesHeader:
     if header.check != check:
         raise EvidenceError(f"{path}: holds the samples of {header.check}, not of {check}")
     return header
+
+
+def has_samples(root: Path, check: str) -> bool:
+    """Whether a check's samples are there whole: the header and the footer of every table."""
+    try:
+        header = read_header(root, check)
+        for name in header.tables:
+            with os.fdopen(open_regular(root / table_file(check, name)), "rb") as raw:
+                pq.ParquetFile(raw)
+    except (EvidenceError, pa.ArrowException, OSError, ValueError):
+        return False
+    return True
 
 
 def read_samples(root: Path, check: str) -> Samples:
@@ -155,8 +164,3 @@ def _require_bounded(metadata: pq.FileMetaData) -> None:
             f"has {metadata.num_rows} rows of {metadata.num_columns} columns ({size} bytes), over the limits "
             f"({MAX_CELLS} cells, {MAX_COLUMNS} columns, {MAX_TABLE_BYTES} bytes)"
         )
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

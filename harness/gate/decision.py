@@ -20,7 +20,7 @@ from harness.domain.policy import Policy
 from harness.domain.verdict import Answer, BundleUse, MissingEvidence, ProofRow, Verdict
 from harness.gate.demands import Demand, demands
 from harness.gate.freshness import Move
-from harness.gate.merging import Evidence, contradictions, merge, stale_evidence, strongest
+from harness.gate.merging import Evidence, Merged, contradictions, merge, stale_evidence, strongest
 from harness.gate.submission import Submission
 from harness.gate.waivers import unheld, waiver_uses
 
@@ -140,7 +140,7 @@ def _refusal(submission: Submission, policy: Policy) -> str:
 def _prove(
     policy: Policy,
     plan: Plan,
-    merged: Mapping[str, Sequence[Evidence]],
+    merged: Merged,
     head: Sha,
     refused: Mapping[str, str],
 ) -> tuple[tuple[ProofRow, ...], tuple[MissingEvidence, ...]]:

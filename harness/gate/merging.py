@@ -11,7 +11,7 @@ from harness.gate.demands import architecture_of
 from harness.gate.freshness import Move, why_stale
 from harness.gate.submission import Submission
 
-__all__ = ["Evidence", "contradictions", "merge", "stale_evidence", "strongest"]
+__all__ = ["Evidence", "Merged", "contradictions", "merge", "stale_evidence", "strongest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,13 @@ class Evidence:
     """Why the judged head invalidates it; None for fresh evidence."""
 
 
-def merge(
-    submissions: Sequence[Submission], head: Sha, moves: Mapping[Sha, Move]
-) -> dict[str, tuple[Evidence, ...]]:
-    """All evidence about each required check, by check id, in plan order of the first bundle that plans
-    it.
-    """
-    found: dict[str, list[Evidence]] = {}
+Merged = Mapping[tuple[str, Arch | None], Sequence[Evidence]]
+"""Evidence by (check id, architecture): one id asks the same of every architecture that ran it."""
+
+
+def merge(submissions: Sequence[Submission], head: Sha, moves: Mapping[Sha, Move]) -> Merged:
+    """All evidence about each required check, in plan order of the first bundle that plans it."""
+    found: dict[tuple[str, Arch | None], list[Evidence]] = {}
     for submission in submissions:
         plan = submission.plan
         if plan is None:
@@ -43,10 +43,11 @@ def merge(
                 continue
             is_moved = plan.change.head != head
             stale = why_stale(check, moves.get(plan.change.head)) if is_moved else None
-            found.setdefault(check.id, []).append(
-                Evidence(submission.name, check, architecture_of(check, plan), outcomes[check.id], stale)
+            arch = architecture_of(check, plan)
+            found.setdefault((check.id, arch), []).append(
+                Evidence(submission.name, check, arch, outcomes[check.id], stale)
             )
-    return {check: tuple(evidence) for check, evidence in found.items()}
+    return found
 
 
 def strongest(evidence: Sequence[Evidence]) -> Evidence:
@@ -64,10 +65,10 @@ def strongest(evidence: Sequence[Evidence]) -> Evidence:
     )
 
 
-def contradictions(merged: Mapping[str, Sequence[Evidence]]) -> tuple[Contradiction, ...]:
+def contradictions(merged: Merged) -> tuple[Contradiction, ...]:
     """Checks that pass in one bundle and fail in another, both of the judged head."""
     found = []
-    for check, evidence in merged.items():
+    for (check, _), evidence in merged.items():
         fresh = [e for e in evidence if e.stale is None]
         if {Status.PASS, Status.FAIL} <= {e.outcome.status for e in fresh}:
             contributions = tuple(
@@ -77,10 +78,10 @@ def contradictions(merged: Mapping[str, Sequence[Evidence]]) -> tuple[Contradict
     return tuple(found)
 
 
-def stale_evidence(merged: Mapping[str, Sequence[Evidence]]) -> tuple[StaleEvidence, ...]:
+def stale_evidence(merged: Merged) -> tuple[StaleEvidence, ...]:
     """Checks that have no fresh evidence, each with the reason of its strongest."""
     found = []
-    for check, evidence in merged.items():
+    for (check, _), evidence in merged.items():
         best = strongest(evidence)
         if best.stale is not None and best.outcome.status is not Status.SKIPPED:
             found.append(StaleEvidence(check=check, bundle=best.bundle, why=best.stale))
