@@ -1,0 +1,776 @@
+"""The routed experts of one rank in one launch: grouping, gate/up, SiTU, down and weighted sum, MXFP4 weights.
+
+Scope: sm_90a (run), sm_100a and sm_103a (compiled). Latent and inter widths multiples of 32, at most 1023 experts,
+1 to 64 tokens, `tokens x top_k` at most 1024; ids of one token distinct; an id outside 0..experts-1 is skipped. Weight
+scale bytes 1 to 254 (byte 0 counts as zero, byte 255 is refused by `prepare`). The launch must be able to hold one
+block on every multiprocessor at a time, and at least latent/32 blocks.
+
+Layout: `latent` [B,L] bf16 (row stride a multiple of 8), `ids` int32 and `weights` fp32 [B,k] compact, `out` [B,L]
+bf16. `prepare` reorders the weights once at load (`mxfp4.py`): `w13` per expert and tile of 8 gate + 8 up rows, its
+K slices one after another; `w2` per expert and tile of 16 rows. `workspace` holds the hidden rows (fp16 [B k, I]) and,
+at its start, two counters that are zero between launches (zero it once).
+
+Schedule: persistent, one block a multiprocessor. Every block groups the tokens by expert. Phase 1: units (expert, up to 8
+of its tokens, tile), one contiguous range a block; 16 warps split K, each streams its own slices by bulk copies
+through its own ring of stages; partial sums meet in shared memory. Phase 2: a block owns 32 output columns for all
+experts; warps split experts and K. The ring runs on into phase 2's weights while the blocks wait for each other.
+
+Numerics: activations become fp16 after a power-of-two scaling by the largest of the token's slice (exact down to 2^-32
+of it), products and sums fp32, group scales applied in fp32, K slices summed in ascending order. SiTU in fp32 on unrounded
+sums; hidden values are fp16 of 512 h (11 bits from 2^-23 up, absolute error 2^-34 below). The output is the fp32
+sum over experts in a fixed order, rounded once: the same bits in every run. NaN and infinities propagate.
+
+Validation: `tests/k3_decode/cute/test_experts.py` compiles the variants for the three architectures, replays packing,
+decoding, fragment maps and schedule in torch; its GPU tests compare cells with the float64 oracle. sm_100a and
+sm_103a were never run.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Int64, Uint8
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from k3_decode.cute import instructions as ins
+from k3_decode.cute import mxfp4, ring
+from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Form", "PreparedExperts", "experts", "prepare", "variants", "workspace_bytes"]
+
+OP_INDEX = 5
+"""Place of the op in the launch counters."""
+WARPS = 16
+THREADS = 32 * WARPS
+COLUMNS = 8
+"""Tokens of one expert that a matrix instruction takes at once."""
+HIDDEN_EXPONENT = 9
+"""Hidden values are stored times 2^9: |SiTU| is at most 100, fp16 ends at 65504."""
+CAPACITIES = (8, 16, 64)
+MAX_CHUNK_GROUPS = 6
+"""Scale groups of K that a warp takes at once in phase 2: 24 registers of activations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Compile-time constants of one kernel and what follows from them."""
+
+    latent: int
+    inter: int
+    experts: int
+    top_k: int
+    capacity: int
+    """Most tokens of a launch: 8, 16 or 64."""
+    stages: int = 3
+
+    @property
+    def slices(self) -> int:
+        """K slices of phase 1, one a warp."""
+        total = self.latent // mxfp4.GROUP
+        return max(n for n in range(1, WARPS + 1) if total % n == 0)
+
+    @property
+    def slice_groups(self) -> int:
+        return self.latent // mxfp4.GROUP // self.slices
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of an expert's w13: 8 gate and 8 up rows each."""
+        return self.inter // 8
+
+    @property
+    def chunk_groups(self) -> int:
+        """Scale groups of a phase 2 stage."""
+        total = self.inter // mxfp4.GROUP
+        fits = [
+            g for g in range(1, MAX_CHUNK_GROUPS + 1) if total % g == 0 and (total // g).bit_count() == 1
+        ]
+        return max(fits)
+
+    @property
+    def chunks(self) -> int:
+        """Phase 2 stages along K."""
+        return self.inter // mxfp4.GROUP // self.chunk_groups
+
+    @property
+    def columns(self) -> int:
+        """Tiles of 16 output columns a block owns."""
+        return 2 if self.latent % 32 == 0 else 1
+
+    @property
+    def k_warps(self) -> int:
+        """Warps that split K in phase 2."""
+        return min(self.chunks, WARPS // self.columns)
+
+    @property
+    def lanes(self) -> int:
+        """Warps that split the experts in phase 2."""
+        return WARPS // self.columns // self.k_warps
+
+    @property
+    def owners(self) -> int:
+        """Blocks that own output columns."""
+        return self.latent // 16 // self.columns
+
+    @property
+    def stage_size(self) -> int:
+        return max(mxfp4.stage_bytes(self.slice_groups), mxfp4.stage_bytes(self.chunk_groups))
+
+    @property
+    def pairs(self) -> int:
+        return self.capacity * self.top_k
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Partial sums of phase 1 (two buffers), then the accumulators of phase 2."""
+        return max(2 * WARPS * 512, WARPS * self.capacity * 64)
+
+    @property
+    def ring_bytes(self) -> int:
+        return WARPS * self.stages * self.stage_size
+
+    @property
+    def shared_bytes(self) -> int:
+        lists = 4 * (4 * self.pairs + 2 * min(self.experts, self.pairs) + self.experts + WARPS)
+        return self.ring_bytes + self.scratch_bytes + WARPS * self.stages * 8 + lists
+
+
+@cute.kernel
+def _expert_chain(
+    latent: cute.Tensor,
+    ids: cute.Tensor,
+    weights: cute.Tensor,
+    w13: cute.Tensor,
+    w2: cute.Tensor,
+    workspace: cute.Tensor,
+    out: cute.Tensor,
+    launches: cute.Tensor,
+    form: cutlass.Constexpr,
+):
+    tid, _, _ = cute.arch.thread_idx()
+    bid, _, _ = cute.arch.block_idx()
+    blocks, _, _ = cute.arch.grid_dim()
+    lane = tid % 32
+    warp = cute.arch.make_warp_uniform(tid // 32)
+    row, quarter = lane // 4, lane % 4
+    tokens = ids.shape[0]
+    chunk_groups, slice_groups = form.chunk_groups, form.slice_groups
+    size_1, size_2 = mxfp4.stage_bytes(slice_groups), mxfp4.stage_bytes(chunk_groups)
+    active_limit = min(form.experts, form.pairs)
+
+    base = cute.arch.get_dyn_smem(Uint8, 128).toint()
+    ring_at = base + warp * (form.stages * form.stage_size)
+    scratch_at = base + form.ring_bytes
+    bars_at = scratch_at + form.scratch_bytes + warp * (form.stages * 8)
+    experts_at = scratch_at + form.scratch_bytes + WARPS * form.stages * 8
+    starts_at = experts_at + 4 * active_limit
+    items_at = starts_at + 4 * active_limit
+    sorted_at = items_at + 4 * form.pairs
+    shares_at = sorted_at + 4 * form.pairs
+    counts_at = shares_at + 4 * form.pairs
+    sums_at = counts_at + 4 * form.experts
+
+    if lane == 0:
+        ring.make_barriers(bars_at, form.stages)
+    for e in cutlass.range_constexpr((form.experts + THREADS - 1) // THREADS):
+        if tid + e * THREADS < form.experts:
+            ring.store_shared(counts_at + (tid + e * THREADS) * 4, Int32(0))
+    cute.arch.sync_threads()
+    cute.arch.griddepcontrol_launch_dependents()
+    cute.arch.griddepcontrol_wait()
+
+    items, active = _group_tokens(
+        ids, weights, tid, counts_at, sums_at, experts_at, starts_at, items_at, sorted_at, shares_at, form
+    )
+
+    # Sequence of this warp's stages: `mine` of phase 1, then `later` of phase 2.
+    units = items * form.tiles
+    first = bid * units // blocks
+    mine = (bid + 1) * units // blocks - first
+    ring_mine = mine
+    if warp >= form.slices:
+        ring_mine = Int32(0)
+    column = warp % form.columns
+    k_warp = warp // form.columns % form.k_warps
+    lane_of_experts = warp // (form.columns * form.k_warps)
+    loops = form.chunks // form.k_warps
+    later = Int32(0)
+    if bid < form.owners:
+        later = (active - lane_of_experts + form.lanes - 1) // form.lanes * loops
+    tile_2 = bid * form.columns + column
+    w13_at, w2_at = ins.byte_address(w13), ins.byte_address(w2)
+
+    if lane == 0:
+        for s in cutlass.range_constexpr(form.stages):
+            _fetch(
+                Int32(s), Int32(s), ring_mine, later, first, warp, tile_2, k_warp, lane_of_experts,
+                w13_at, w2_at, ring_at, bars_at, items_at, experts_at, form,
+            )  # fmt: skip
+
+    hidden_at = ins.byte_address(workspace) + ring.COUNTER_BYTES
+    counter_at = ins.byte_address(workspace)
+    stage, phase = Int32(0), Int32(0)
+    words = cute.make_rmem_tensor((slice_groups * 4,), Int32)
+    for i in cutlass.range_constexpr(slice_groups * 4):
+        words[i] = Int32(0)
+    factor_0, factor_1 = Float32(0.0), Float32(0.0)
+    held = Int32(-1)
+    for i in cutlass.range(mine, unroll=1):
+        unit = first + i
+        item = unit // form.tiles
+        tile = unit - item * form.tiles
+        packed = ring.load_shared(items_at + item * 4)
+        rank, block = packed & 0xFFFF, packed >> 16
+        entry = ring.load_shared(experts_at + rank * 4)
+        start = ring.load_shared(starts_at + rank * 4) + block * COLUMNS
+        here = cutlass.min((entry >> 16) - block * COLUMNS, COLUMNS)
+        if warp < form.slices:
+            if item != held:
+                if held < 0 or tokens > 1:
+                    factor_0, factor_1 = _load_slice(
+                        latent, words, start, here, row, quarter, warp, sorted_at, form
+                    )
+                held = item
+            ring.wait(bars_at + stage * 8, phase)
+            codes = _stage_words(ring_at + stage * form.stage_size, lane, slice_groups)
+            scales = _stage_scales(ring_at + stage * form.stage_size, row, slice_groups)
+            cute.arch.sync_warp()
+            if lane == 0:
+                _fetch(
+                    i + form.stages, stage, ring_mine, later, first, warp, tile_2, k_warp, lane_of_experts,
+                    w13_at, w2_at, ring_at, bars_at, items_at, experts_at, form,
+                )  # fmt: skip
+            total = _multiply(codes, scales, [words[j] for j in range(slice_groups * 4)], slice_groups)
+            place = scratch_at + ((i % 2) * WARPS + warp) * 512 + lane * 16
+            ins.asm(
+                "st.shared.v4.f32 [$0], {$1,$2,$3,$4};", "r,f,f,f,f",
+                [place, total[0] * factor_0, total[1] * factor_1, total[2] * factor_0, total[3] * factor_1],
+            )  # fmt: skip
+            stage = stage + 1
+            if stage == form.stages:
+                stage = Int32(0)
+                phase = phase ^ 1
+        cute.arch.sync_threads()
+        if warp == i % WARPS:
+            sums = [Float32(0.0)] * 4
+            for w in cutlass.range_constexpr(form.slices):
+                place = scratch_at + ((i % 2) * WARPS + w) * 512 + lane * 16
+                part = ins.asm(
+                    "ld.shared.v4.f32 {$0,$1,$2,$3}, [$4];", "=f,=f,=f,=f,r", [place], [Float32] * 4
+                )
+                sums = [a + b for a, b in zip(sums, part, strict=True)]
+            for c in cutlass.range_constexpr(2):
+                if quarter * 2 + c < here:
+                    pair = ring.load_shared(sorted_at + (start + quarter * 2 + c) * 4)
+                    value = ring.situ(sums[c], sums[2 + c]) * float(2**HIDDEN_EXPONENT)
+                    to = hidden_at + (Int64(pair) * form.inter + tile * 8 + row) * 2
+                    ins.asm(
+                        "{ .reg .b16 h; cvt.rn.f16.f32 h, $1; st.global.b16 [$0], h; }", "l,f", [to, value]
+                    )
+
+    # All blocks' hidden rows are needed from here on.
+    cute.arch.sync_threads()
+    if tid == 0:
+        ring.meet_blocks(counter_at, blocks, bid < form.owners)
+        if bid == 0:
+            ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
+    if bid < form.owners:
+        sums_2 = scratch_at + warp * (form.capacity * 64)
+        for j in cutlass.range(lane, tokens * 4, 32, unroll=1):
+            ins.asm("st.shared.v4.b32 [$0], {0,0,0,0};", "r", [sums_2 + j * 16])
+        cute.arch.sync_threads()
+        ahead = cute.make_rmem_tensor((chunk_groups * 4,), Int32)
+        current = cute.make_rmem_tensor((chunk_groups * 4,), Int32)
+        for j in cutlass.range_constexpr(chunk_groups * 4):
+            ahead[j] = Int32(0)
+        if later > 0:
+            _load_hidden(
+                hidden_at, ahead, Int32(0), Int32(0), lane_of_experts, k_warp, row, quarter,
+                experts_at, starts_at, sorted_at, form,
+            )  # fmt: skip
+        for i in cutlass.range(later, unroll=1):
+            for j in cutlass.range_constexpr(chunk_groups * 4):
+                current[j] = ahead[j]
+            if i + 1 < later:
+                _load_hidden(
+                    hidden_at, ahead, i + 1, Int32(0), lane_of_experts, k_warp, row, quarter,
+                    experts_at, starts_at, sorted_at, form,
+                )  # fmt: skip
+            rank = lane_of_experts + i // loops * form.lanes
+            count = ring.load_shared(experts_at + rank * 4) >> 16
+            start = ring.load_shared(starts_at + rank * 4)
+            ring.wait(bars_at + stage * 8, phase)
+            here_at = ring_at + stage * form.stage_size
+            codes = _stage_words(here_at, lane, chunk_groups)
+            scales = _stage_scales(here_at, row, chunk_groups)
+            cute.arch.sync_warp()
+            if lane == 0 and count <= COLUMNS:
+                _fetch(
+                    ring_mine + i + form.stages, stage, ring_mine, later, first, warp, tile_2, k_warp,
+                    lane_of_experts, w13_at, w2_at, ring_at, bars_at, items_at, experts_at, form,
+                )  # fmt: skip
+            total = _multiply(codes, scales, [current[j] for j in range(chunk_groups * 4)], chunk_groups)
+            _accumulate(total, sums_2, start, count, row, quarter, sorted_at, shares_at, form)
+            if count > COLUMNS:
+                for block in cutlass.range(1, (count + COLUMNS - 1) // COLUMNS, unroll=1):
+                    _load_hidden(
+                        hidden_at, current, i, block, lane_of_experts, k_warp, row, quarter,
+                        experts_at, starts_at, sorted_at, form,
+                    )  # fmt: skip
+                    codes = _stage_words(here_at, lane, chunk_groups)
+                    scales = _stage_scales(here_at, row, chunk_groups)
+                    b = [current[j] for j in range(chunk_groups * 4)]
+                    total = _multiply(codes, scales, b, chunk_groups)
+                    place = start + block * COLUMNS
+                    _accumulate(
+                        total, sums_2, place, count - block * COLUMNS, row, quarter, sorted_at, shares_at, form
+                    )
+                cute.arch.sync_warp()
+                if lane == 0:
+                    _fetch(
+                        ring_mine + i + form.stages, stage, ring_mine, later, first, warp, tile_2, k_warp,
+                        lane_of_experts, w13_at, w2_at, ring_at, bars_at, items_at, experts_at, form,
+                    )  # fmt: skip
+            stage = stage + 1
+            if stage == form.stages:
+                stage = Int32(0)
+                phase = phase ^ 1
+        cute.arch.sync_threads()
+        _write_columns(out, scratch_at, tid, bid, tokens, form)
+
+
+@cute.jit
+def _group_tokens(
+    ids: cute.Tensor,
+    weights: cute.Tensor,
+    tid: Int32,
+    counts_at: Int32,
+    sums_at: Int32,
+    experts_at: Int32,
+    starts_at: Int32,
+    items_at: Int32,
+    sorted_at: Int32,
+    shares_at: Int32,
+    form: cutlass.Constexpr,
+):
+    """Fill the lists in shared memory: experts in use (id, token count), their first place, items, pairs by expert.
+
+    Returns the number of items (expert, block of 8 tokens) and of experts in use. An item is the expert's rank and
+    the block in the upper half word.
+    """
+    lane, warp = tid % 32, tid // 32
+    pairs = ids.shape[0] * form.top_k
+    share = (form.pairs + THREADS - 1) // THREADS
+    chosen, places, parts = [], [], []
+    for i in cutlass.range_constexpr(share):
+        pair = tid + i * THREADS
+        expert, place, part = Int32(-1), Int32(0), Float32(0.0)
+        if pair < pairs:
+            expert = ins.load_activation_word(ins.byte_address(ids) + Int64(pair) * 4)
+            part = ins.asm(
+                "ld.global.f32 $0, [$1];", "=f,l", [ins.byte_address(weights) + Int64(pair) * 4], [Float32]
+            )
+            if expert >= form.experts:
+                expert = Int32(-1)
+            if expert >= 0:
+                place = ins.asm("atom.shared.add.s32 $0, [$1], 1;", "=r,r", [counts_at + expert * 4], [Int32])
+        chosen.append(expert)
+        places.append(place)
+        parts.append(part)
+    cute.arch.sync_threads()
+
+    each = (form.experts + THREADS - 1) // THREADS
+    own, packed = [], Int32(0)
+    for j in cutlass.range_constexpr(each):
+        count = Int32(0)
+        if tid * each + j < form.experts:
+            count = ring.load_shared(counts_at + (tid * each + j) * 4)
+        own.append(count)
+        packed = packed + count + (((count + COLUMNS - 1) // COLUMNS) << 11) + (cutlass.min(count, 1) << 22)
+    scanned = packed
+    for step in cutlass.range_constexpr(5):
+        scanned = ring.add_from_below(scanned, 1 << step)
+    if lane == 31:
+        ring.store_shared(sums_at + warp * 4, scanned)
+    cute.arch.sync_threads()
+    whole = Int32(0)
+    if lane < WARPS:
+        whole = ring.load_shared(sums_at + lane * 4)
+    below = Int32(0)
+    if lane < warp:
+        below = whole
+    below = ring.warp_add(below)
+    whole = ring.warp_add(whole)
+    before = below + scanned - packed
+    place, item, rank = before & 0x7FF, (before >> 11) & 0x7FF, (before >> 22) & 0x3FF
+    for j in cutlass.range_constexpr(each):
+        count = own[j]
+        if count > 0:
+            expert = tid * each + j
+            ring.store_shared(experts_at + rank * 4, expert | (count << 16))
+            ring.store_shared(starts_at + rank * 4, place)
+            ring.store_shared(counts_at + expert * 4, place)
+            blocks = (count + COLUMNS - 1) // COLUMNS
+            for b in cutlass.range(blocks, unroll=1):
+                ring.store_shared(items_at + (item + b) * 4, rank | (b << 16))
+            place, item, rank = place + count, item + blocks, rank + 1
+    cute.arch.sync_threads()
+    for i in cutlass.range_constexpr(share):
+        if chosen[i] >= 0:
+            to = ring.load_shared(counts_at + chosen[i] * 4) + places[i]
+            ring.store_shared(sorted_at + to * 4, tid + i * THREADS)
+            ins.shared_store_f32(shares_at + to * 4, parts[i])
+    cute.arch.sync_threads()
+    return (whole >> 11) & 0x7FF, (whole >> 22) & 0x3FF
+
+
+@cute.jit
+def _fetch(
+    index: Int32,
+    stage: Int32,
+    mine: Int32,
+    later: Int32,
+    first: Int32,
+    warp: Int32,
+    tile_2: Int32,
+    k_warp: Int32,
+    lane_of_experts: Int32,
+    w13_at: Int64,
+    w2_at: Int64,
+    ring_at: Int32,
+    bars_at: Int32,
+    items_at: Int32,
+    experts_at: Int32,
+    form: cutlass.Constexpr,
+):
+    """One thread: ask for stage number `index` of the warp's sequence, if there is one."""
+    size_1, size_2 = mxfp4.stage_bytes(form.slice_groups), mxfp4.stage_bytes(form.chunk_groups)
+    loops = form.chunks // form.k_warps
+    to, bar = ring_at + stage * form.stage_size, bars_at + stage * 8
+    if index < mine:
+        unit = first + index
+        item = unit // form.tiles
+        rank = ring.load_shared(items_at + item * 4) & 0xFFFF
+        expert = ring.load_shared(experts_at + rank * 4) & 0xFFFF
+        place = Int64(expert * form.tiles + unit - item * form.tiles) * form.slices + warp
+        ring.expect(bar, size_1)
+        ins.bulk_load(to, w13_at + place * size_1, Int32(size_1), bar)
+    elif index < mine + later:
+        step = index - mine
+        rank = lane_of_experts + step // loops * form.lanes
+        expert = ring.load_shared(experts_at + rank * 4) & 0xFFFF
+        chunk = k_warp + step % loops * form.k_warps
+        place = Int64(expert * (form.latent // 16) + tile_2) * form.chunks + chunk
+        ring.expect(bar, size_2)
+        ins.bulk_load(to, w2_at + place * size_2, Int32(size_2), bar)
+
+
+@cute.jit
+def _load_slice(
+    latent: cute.Tensor,
+    words: cute.Tensor,
+    start: Int32,
+    here: Int32,
+    row: Int32,
+    quarter: Int32,
+    warp: Int32,
+    sorted_at: Int32,
+    form: cutlass.Constexpr,
+):
+    """This warp's K slice of up to 8 tokens as fp16 fragments, and the factors of the lane's two output columns."""
+    count = form.slice_groups * 4
+    at = ins.byte_address(latent)
+    if row < here:
+        pair = ring.load_shared(sorted_at + (start + row) * 4)
+        at = at + Int64(pair // form.top_k) * latent.stride[0] * 2
+    at = at + Int64(warp * (form.slice_groups * 64) + quarter * 16)
+    raw = []
+    for g in cutlass.range_constexpr(form.slice_groups):
+        raw.extend(ring.load_if(at + g * 64, row < here))
+    largest = Int32(0)
+    for word in raw:
+        largest = ins.asm(
+            "{ .reg .b32 t; and.b32 t, $2, 0x7FFF7FFF; max.u16x2 $0, $1, t; }", "=r,r,r",
+            [largest, word], [Int32], is_pure=True,
+        )  # fmt: skip
+    largest = cutlass.max(largest & 0xFFFF, largest >> 16)
+    largest = cutlass.max(largest, cute.arch.shuffle_sync_bfly(largest, 1))
+    largest = cutlass.max(largest, cute.arch.shuffle_sync_bfly(largest, 2))
+    exponent = cutlass.max(largest >> 7, 15)
+    scale = ring.as_float((268 - exponent) << 23)
+    for j in cutlass.range_constexpr(count):
+        low, high = ins.low_half(raw[j]) * scale, ins.high_half(raw[j]) * scale
+        words[j] = ins.asm("cvt.rn.f16x2.f32 $0, $1, $2;", "=r,f,f", [high, low], [Int32], is_pure=True)
+    back = ring.as_float(exponent << 23)
+    return cute.arch.shuffle_sync(back, quarter * 8), cute.arch.shuffle_sync(back, quarter * 8 + 4)
+
+
+@cute.jit
+def _load_hidden(
+    hidden_at: Int64,
+    words: cute.Tensor,
+    step: Int32,
+    block: Int32,
+    lane_of_experts: Int32,
+    k_warp: Int32,
+    row: Int32,
+    quarter: Int32,
+    experts_at: Int32,
+    starts_at: Int32,
+    sorted_at: Int32,
+    form: cutlass.Constexpr,
+):
+    """Fragments of up to 8 hidden rows of the expert at step `step` of this warp's phase 2 sequence."""
+    loops = form.chunks // form.k_warps
+    rank = lane_of_experts + step // loops * form.lanes
+    chunk = k_warp + step % loops * form.k_warps
+    count = ring.load_shared(experts_at + rank * 4) >> 16
+    slot = block * COLUMNS + row
+    at = hidden_at
+    if slot < count:
+        pair = ring.load_shared(sorted_at + (ring.load_shared(starts_at + rank * 4) + slot) * 4)
+        at = hidden_at + Int64(pair) * (form.inter * 2)
+    at = at + Int64(chunk * (form.chunk_groups * 64) + quarter * 16)
+    for g in cutlass.range_constexpr(form.chunk_groups):
+        loaded = ring.load_if(at + g * 64, slot < count)
+        for j in cutlass.range_constexpr(4):
+            words[g * 4 + j] = loaded[j]
+
+
+@cute.jit
+def _accumulate(
+    total: Any,
+    sums_at: Int32,
+    start: Int32,
+    count: Int32,
+    row: Int32,
+    quarter: Int32,
+    sorted_at: Int32,
+    shares_at: Int32,
+    form: cutlass.Constexpr,
+):
+    """Add the router's share of 16 rows x up to 8 tokens to the warp's sums [token, 16]."""
+    for c in cutlass.range_constexpr(2):
+        slot = quarter * 2 + c
+        if slot < count:
+            pair = ring.load_shared(sorted_at + (start + slot) * 4)
+            share = ins.shared_load_f32(shares_at + (start + slot) * 4)
+            share = share * float(2.0 ** (mxfp4.CODE_EXPONENT - HIDDEN_EXPONENT))
+            to = sums_at + (pair // form.top_k * 16 + row) * 4
+            ins.shared_store_f32(to, ins.shared_load_f32(to) + share * total[c])
+            ins.shared_store_f32(to + 32, ins.shared_load_f32(to + 32) + share * total[2 + c])
+    cute.arch.sync_warp()
+
+
+@cute.jit
+def _write_columns(
+    out: cute.Tensor, scratch_at: Int32, tid: Int32, bid: Int32, tokens: Int32, form: cutlass.Constexpr
+):
+    """Sum the warps' accumulators in order and round: two neighbouring columns a thread."""
+    pairs = form.columns * 8
+    for j in cutlass.range(tid, tokens * pairs, THREADS, unroll=1):
+        token, part = j // pairs, j % pairs
+        column = part // 8
+        low, high = Float32(0.0), Float32(0.0)
+        for w in cutlass.range_constexpr(form.k_warps * form.lanes):
+            at = scratch_at + (column + w * form.columns) * (form.capacity * 64) + (token * 16 + part % 8 * 2) * 4
+            low = low + ins.shared_load_f32(at)
+            high = high + ins.shared_load_f32(at + 4)
+        to = ins.byte_address(out) + Int64(token) * out.stride[0] * 2 + (bid * pairs + part) * 4
+        ins.store_word(to, ins.pack_halves(low, high))
+
+
+def _stage_words(at: Int32, lane: Int32, groups: int) -> list[Int32]:
+    """Words of a stage in this lane: for each group row l//4, then row l//4 + 8."""
+    words: list[Int32] = []
+    for pair in range(groups // 2):
+        words.extend(ins.shared_load(at + pair * 512 + lane * 16))
+    if groups % 2:
+        place = at + groups // 2 * 512 + lane * 8
+        words.extend(ins.asm("ld.shared.v2.b32 {$0,$1}, [$2];", "=r,=r,r", [place], [Int32] * 2))
+    return words
+
+
+def _stage_scales(at: Int32, row: Int32, groups: int) -> list[Int32]:
+    """Scale bytes of the lane's two rows, as words: first row's half, then the second's."""
+    half = mxfp4.scale_half(groups)
+    place = at + groups * 256 + row * (2 * half)
+    words: list[Int32] = []
+    for part in range(2 * half // 16):
+        words.extend(ins.shared_load(place + part * 16))
+    return words
+
+
+def _multiply(codes: list[Int32], scales: list[Int32], b: list[Int32], groups: int) -> list[Float32]:
+    """16 rows x 8 tokens over `groups` groups of K: scaled fp32 sums, times 2^-14 for the codes' exponent."""
+    half = mxfp4.scale_half(groups) // 4
+    total = [Float32(0.0)] * 4
+    zero = [Float32(0.0)] * 4
+    for g in range(groups):
+        top, bottom = mxfp4.decode_word(codes[2 * g]), mxfp4.decode_word(codes[2 * g + 1])
+        part = mxfp4.mma_f16((top[0], bottom[0], top[1], bottom[1]), b[4 * g : 4 * g + 2], zero)
+        part = mxfp4.mma_f16((top[2], bottom[2], top[3], bottom[3]), b[4 * g + 2 : 4 * g + 4], part)
+        upper = mxfp4.decode_scale(scales[g // 4], g % 4)
+        lower = mxfp4.decode_scale(scales[half + g // 4], g % 4)
+        total = [
+            total[0] + part[0] * upper,
+            total[1] + part[1] * upper,
+            total[2] + part[2] * lower,
+            total[3] + part[3] * lower,
+        ]
+    return total
+
+
+@cute.jit
+def _launch(
+    latent: cute.Tensor,
+    ids: cute.Tensor,
+    weights: cute.Tensor,
+    w13: cute.Tensor,
+    w2: cute.Tensor,
+    workspace: cute.Tensor,
+    out: cute.Tensor,
+    launches: cute.Tensor,
+    blocks: Int32,
+    stream: Any,
+    form: cutlass.Constexpr,
+):
+    _expert_chain(latent, ids, weights, w13, w2, workspace, out, launches, form).launch(
+        grid=(blocks, 1, 1),
+        block=(THREADS, 1, 1),
+        smem=form.shared_bytes,
+        stream=stream,
+        use_pdl=True,
+    )
+
+
+@cache
+def _compile(form: Form) -> Callable[..., None]:
+    """The launch for one set of constants; tokens, strides and the number of blocks stay symbolic."""
+    tokens = cute.sym_int32()
+
+    def rows(width: int) -> Any:
+        return make_fake_tensor(
+            BFloat16, (tokens, width), (cute.sym_int64(divisibility=8), 1), assumed_align=16
+        )
+
+    def picks(kind: Any) -> Any:
+        return make_fake_tensor(kind, (tokens, form.top_k), (form.top_k, 1), assumed_align=4)
+
+    def raw() -> Any:
+        return make_fake_tensor(Uint8, (cute.sym_int64(),), (1,), assumed_align=128)
+
+    latent, out = rows(form.latent), rows(form.latent)
+    ids, weights = picks(Int32), picks(Float32)
+    w13, w2, workspace = raw(), raw(), raw()
+    launches = make_fake_tensor(Int32, (cute.sym_int32(),), (1,), assumed_align=4)
+    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    compiled: Callable[..., None] = cute.compile(
+        _launch, latent, ids, weights, w13, w2, workspace, out, launches, Int32(132), stream, form,
+        options="--enable-tvm-ffi",
+    )  # fmt: skip
+    return compiled
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedExperts:
+    """One layer's routed experts in the kernel's order."""
+
+    w13: "torch.Tensor"
+    w2: "torch.Tensor"
+    latent: int
+    inter: int
+    experts: int
+
+
+def prepare(
+    *, w13: "torch.Tensor", w13_scale: "torch.Tensor", w2: "torch.Tensor", w2_scale: "torch.Tensor"
+) -> PreparedExperts:
+    """Reorder one layer's weights (as `ops/experts.py` states them), some experts at a time; for load time."""
+    import torch
+
+    count, rows, half = w13.shape
+    latent, inter = 2 * half, rows // 2
+    form = Form(latent, inter, count, 1, 8)
+    size_1, size_2 = mxfp4.stage_bytes(form.slice_groups), mxfp4.stage_bytes(form.chunk_groups)
+    first = torch.empty(count, form.tiles * form.slices * size_1, dtype=torch.uint8, device=w13.device)
+    second = torch.empty(count, latent // 16 * form.chunks * size_2, dtype=torch.uint8, device=w13.device)
+    step = max(1, (1 << 25) // (rows * half))
+    for begin in range(0, count, step):
+        part = slice(begin, min(begin + step, count))
+        codes, scales = (
+            t[part].unflatten(1, (2, form.tiles, 8)).transpose(1, 2).flatten(0, 1) for t in (w13, w13_scale)
+        )
+        first[part] = mxfp4.pack_stages(codes, scales, form.slice_groups).view(-1, first.shape[1])
+        codes, scales = (t[part].unflatten(1, (latent // 16, 2, 8)).flatten(0, 1) for t in (w2, w2_scale))
+        second[part] = mxfp4.pack_stages(codes, scales, form.chunk_groups).view(-1, second.shape[1])
+    return PreparedExperts(first.view(-1), second.view(-1), latent, inter, count)
+
+
+def workspace_bytes(*, inter: int, top_k: int, tokens: int = 64) -> int:
+    """Size of the uint8 `workspace` that `experts` needs; zero it once, then layers may share it."""
+    return ring.COUNTER_BYTES + tokens * top_k * inter * 2
+
+
+def capacity_of(tokens: int) -> int:
+    """The smallest compiled capacity that holds `tokens`."""
+    for capacity in CAPACITIES:
+        if tokens <= capacity:
+            return capacity
+    raise ValueError(f"experts: {tokens} tokens, but a launch holds at most {CAPACITIES[-1]}; split the step")
+
+
+def experts(
+    *,
+    latent: "torch.Tensor",
+    ids: "torch.Tensor",
+    weights: "torch.Tensor",
+    prepared: PreparedExperts,
+    workspace: "torch.Tensor",
+    out: "torch.Tensor",
+    launches: "torch.Tensor",
+) -> None:
+    """Write the weighted sum of the selected experts' MLPs to `out`, in one launch."""
+    tokens, top_k = ids.shape
+    form = Form(prepared.latent, prepared.inter, prepared.experts, top_k, capacity_of(tokens))
+    blocks = _multiprocessors(latent.device.index)
+    if blocks < form.owners:
+        raise ValueError(f"experts: {blocks} multiprocessors, but the form needs {form.owners} blocks at a time")
+    _compile(form)(
+        latent, ids, weights, prepared.w13, prepared.w2, workspace, out, launches, blocks
+    )
+
+
+@cache
+def _multiprocessors(device: int) -> int:
+    import torch
+
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def variants() -> tuple[Variant, ...]:
+    """K3 at TP 1 to 16 and the small models, for 8, 16 and 64 tokens."""
+    roles = (
+        ("latent", "activation"), ("ids", "activation"), ("weights", "activation"), ("w13", "weight"),
+        ("w2", "weight"), ("workspace", "workspace"), ("out", "output"), ("launches", "workspace"),
+    )  # fmt: skip
+    shapes = [(3584, inter, 896, 16) for inter in (3072, 1536, 768, 384, 256)]
+    shapes += [(96, 64, 16, 4), (96, 32, 16, 4), (64, 64, 8, 2), (64, 32, 8, 2)]
+    forms = [Form(*shape, capacity) for shape in shapes for capacity in CAPACITIES]
+    return tuple(
+        Variant(
+            op="experts",
+            name=f"experts_l{form.latent}_i{form.inter}_e{form.experts}_t{form.capacity}",
+            architectures=DISPATCHED + COMPILED,
+            compile=lambda form=form: _compile(form),  # type: ignore[misc]
+            parameters=roles,
+            source="cute/experts.py",
+            is_smoke=(form.inter, form.capacity) == (384, 8),
+        )
+        for form in forms
+    )

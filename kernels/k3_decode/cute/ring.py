@@ -1,0 +1,120 @@
+"""What the persistent kernels share: rings of bulk copies, the meeting of all blocks, and small exact pieces.
+
+A warp streams weights through its own ring: one barrier a stage, its lane 0 asks for a stage as soon as the warp
+has read it, so no other warp takes part. `meet_blocks` lets every block wait until all have arrived; the grid must fit on
+the machine at once. The two counters are zero before and after each launch.
+"""
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from k3_decode.cute import instructions as ins
+
+__all__ = [
+    "COUNTER_BYTES",
+    "add_from_below",
+    "as_float",
+    "expect",
+    "load_if",
+    "load_shared",
+    "make_barriers",
+    "meet_blocks",
+    "situ",
+    "store_shared",
+    "wait",
+    "warp_add",
+]
+
+COUNTER_BYTES = 128
+"""Start of a workspace: two int32 counters and padding."""
+
+
+def make_barriers(bars_at: Int32, stages: int) -> None:
+    """One thread: a ring's barriers, each completed by one arrival and the bytes it announces."""
+    for s in range(stages):
+        ins.asm("mbarrier.init.shared::cta.b64 [$0], 1;", "r", [bars_at + s * 8])
+    ins.asm("fence.mbarrier_init.release.cluster;", "", [])
+    ins.asm("fence.proxy.async.shared::cta;", "", [])
+
+
+def expect(bar: Int32, size: int) -> None:
+    """Arrive and announce `size` bytes."""
+    ins.asm("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", "r,r", [bar, Int32(size)])
+
+
+def wait(bar: Int32, parity: Int32) -> None:
+    """Wait until the barrier's phase of this parity is complete."""
+    template = (
+        "{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1, 10000000; "
+        "@p bra DONE; bra AGAIN; DONE: }"
+    )
+    ins.asm(template, "r,r", [bar, parity])
+
+
+@cute.jit
+def meet_blocks(counters: Int64, blocks: Int32, has_to_wait: Any):
+    """One thread, after a block barrier: publish the block's writes, and wait for all blocks' if asked to."""
+    cute.arch.fence_acq_rel_gpu()
+    ins.asm("red.release.gpu.global.add.s32 [$0], 1;", "l", [counters])
+    if has_to_wait:
+        ins.asm(
+            "{ .reg .pred p; .reg .b32 n; AGAIN: ld.acquire.gpu.global.b32 n, [$0]; setp.lt.s32 p, n, $1; "
+            "@p bra AGAIN; }", "l,r", [counters, blocks],
+        )  # fmt: skip
+    left = ins.asm("atom.acq_rel.gpu.global.add.s32 $0, [$1], 1;", "=r,l", [counters + 4], [Int32])
+    if left == blocks - 1:
+        ins.store_word(counters, Int32(0))
+        ins.store_word(counters + 4, Int32(0))
+
+
+def situ(gate: Float32, up: Float32) -> Float32:
+    """4 tanh(gate/4) sigmoid(gate) x 25 tanh(up/25) in fp32; relative error about 1e-6, saturating, NaN kept."""
+    sigmoid = 1.0 / (1.0 + cute.math.exp(-gate))
+    return 100.0 * _tanh(gate * 0.25) * sigmoid * _tanh(up * 0.04)
+
+
+def _tanh(x: Float32) -> Float32:
+    """tanh by an odd polynomial below 1/8 and by the exponential above."""
+    square = x * x
+    small = x * (1.0 + square * (-1.0 / 3.0 + square * (2.0 / 15.0 - square * (17.0 / 315.0))))
+    large = 1.0 - 2.0 / (1.0 + cute.math.exp(2.0 * x))
+    return ins.asm(
+        "{ .reg .pred p; .reg .f32 a; abs.f32 a, $3; setp.lt.f32 p, a, 0f3E000000; selp.f32 $0, $1, $2, p; }",
+        "=f,f,f,f", [small, large, x], [Float32], is_pure=True,
+    )  # fmt: skip
+
+
+def load_if(address: Int64, condition: Any) -> ins.Words:
+    """16 bytes that an earlier kernel or block wrote, or zeros without a read."""
+    template = (
+        "{ .reg .pred p; setp.ne.s32 p, $5, 0; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0; "
+        "@p ld.global.v4.b32 {$0,$1,$2,$3}, [$4]; }"
+    )
+    return ins.asm(template, "=&r,=&r,=&r,=&r,l,r", [address, Int32(condition)], [Int32] * 4)
+
+
+def as_float(bits: Int32) -> Float32:
+    return ins.asm("mov.b32 $0, $1;", "=f,r", [bits], [Float32], is_pure=True)
+
+
+def load_shared(address: Int32) -> Int32:
+    return ins.asm("ld.shared.b32 $0, [$1];", "=r,r", [address], [Int32])
+
+
+def store_shared(address: Int32, value: Int32) -> None:
+    ins.asm("st.shared.b32 [$0], $1;", "r,r", [address, value])
+
+
+def add_from_below(value: Int32, step: int) -> Int32:
+    """`value` plus that of the lane `step` below, where there is one."""
+    template = (
+        "{ .reg .pred p; .reg .b32 t; shfl.sync.up.b32 t|p, $1, " + str(step) + ", 0, -1; "
+        "@!p mov.b32 t, 0; add.s32 $0, t, $1; }"
+    )
+    return ins.asm(template, "=r,r", [value], [Int32])
+
+
+def warp_add(value: Int32) -> Int32:
+    return ins.asm("redux.sync.add.s32 $0, $1, -1;", "=r,r", [value], [Int32])
