@@ -143,7 +143,7 @@ def latent_tail(
     eps: float,
     launches: "torch.Tensor",
 ) -> None:
-    """Write `shared + RMSNorm(latent) @ up_weight.T` to `out`, in one launch; `ValueError` outside the scope."""
+    """Write `shared + RMSNorm(latent) @ up_weight.T` to `out` in one launch; `ValueError` if out of scope."""
     tokens, (rows, width) = latent.shape[0], up_weight.shape
     if not 1 <= tokens <= 64:
         raise ValueError(f"latent_tail: {tokens} rows are outside 1..64; split the step")

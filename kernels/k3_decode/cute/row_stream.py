@@ -44,8 +44,8 @@ __all__ = [
 STEP = 32
 """K elements a warp consumes at once: 64 bytes of a row, four lanes of 16 bytes."""
 CARVEOUT = 100
-"""Share of L1 kept as shared memory, in percent; equal for all kernels of a step, because a multiprocessor that
-has to change it drains first, and then the next kernel cannot start early."""
+"""Share of L1 kept as shared memory, in percent; equal for all kernels of a step, because a multiprocessor
+that has to change it drains first, and then the next kernel cannot start early."""
 TOKENS_AHEAD = 2
 """Steps of activations in flight: they come from L2, so one step of weights covers their latency."""
 

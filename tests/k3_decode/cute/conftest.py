@@ -1,0 +1,231 @@
+"""What the kernel tests share: compiling in a child process, and a machine that runs row streams in numpy."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[3]
+CHILD = """
+import importlib, json, sys
+module = importlib.import_module("k3_decode.cute." + sys.argv[1])
+for variant in module.variants():
+    if variant.is_smoke and sys.argv[2] in variant.architectures:
+        print(json.dumps({"name": variant.name, "ptx": variant.compile().__ptx__}))
+"""
+
+
+@pytest.fixture
+def compile_smoke(tmp_path: Path) -> Callable[[str, str], dict[str, str]]:
+    """PTX by name of an op's smoke variants, compiled for an architecture in a process of its own."""
+    if importlib.util.find_spec("cutlass") is None:
+        pytest.skip("CuTe DSL (nvidia-cutlass-dsl) is not installed")
+
+    def compile_op(op: str, architecture: str) -> dict[str, str]:
+        env = {
+            **os.environ,
+            "CUTE_DSL_ARCH": architecture,
+            "CUTE_DSL_KEEP": "ptx",
+            "CUTE_DSL_DUMP_DIR": str(tmp_path),
+            "CUTE_DSL_NO_CACHE": "1",
+            "PYTHONPATH": f"{ROOT / 'kernels'}:{ROOT}",
+        }
+        command = [sys.executable, "-c", CHILD, op, architecture]
+        done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        return {row["name"]: row["ptx"] for row in rows}
+
+    return compile_op
+
+
+@pytest.fixture
+def gpu() -> Any:
+    """The CUDA device, or a skip that says what is missing."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    if importlib.util.find_spec("cutlass") is None:
+        pytest.skip("CuTe DSL (nvidia-cutlass-dsl) is not installed")
+    return torch.device("cuda")
+
+
+def to_bf16_bits(values: np.ndarray) -> np.ndarray:
+    """bf16 bits (uint16) of fp32 values, rounded to nearest even."""
+    bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def from_bf16_bits(bits: np.ndarray) -> np.ndarray:
+    """fp32 values of bf16 bits."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+class NumpyMachine:
+    """Runs the traced functions of a row stream for all threads of a grid at once, a lane an array element.
+
+    It knows one address space: tensors are placed one after another in a device memory of 4-byte words.
+    """
+
+    def __init__(self, blocks: int, threads: int, cluster: int, shared_bytes: int) -> None:
+        self.threads, self.cluster = threads, cluster
+        self.tid = np.tile(np.arange(threads), blocks)
+        self.bid = np.repeat(np.arange(blocks), threads)
+        self.device = np.zeros(64, np.uint32)
+        self.shared = np.full((blocks, shared_bytes // 4), 0x7FC00000, np.uint32)
+        self.expected = np.zeros(blocks, np.int64)
+        self.received = np.zeros(blocks, np.int64)
+
+    def place(self, words: np.ndarray, shape: tuple[int, ...], stride: tuple[int, ...]) -> SimpleNamespace:
+        """A tensor of the given words (uint32) in device memory."""
+        base = len(self.device) * 4
+        self.device = np.concatenate([self.device, words.ravel(), np.zeros(-words.size % 32, np.uint32)])
+        return SimpleNamespace(base=base, words=words.size, shape=shape, stride=stride)
+
+    def place_bf16(self, values: np.ndarray) -> SimpleNamespace:
+        """A compact bf16 tensor."""
+        strides = tuple(int(s) // values.itemsize for s in values.strides)
+        return self.place(to_bf16_bits(values).ravel().view(np.uint32), values.shape, strides)
+
+    def read(self, tensor: SimpleNamespace) -> np.ndarray:
+        """A tensor's words."""
+        return self.device[tensor.base // 4 : tensor.base // 4 + tensor.words]
+
+    def all_lanes(self, value: Any) -> np.ndarray:
+        """`value` as one array element a thread."""
+        return np.broadcast_to(np.asarray(value), self.tid.shape)
+
+    def load(self, address: Any, count: int) -> tuple[np.ndarray, ...]:
+        at = self.all_lanes(address) // 4
+        return tuple(self.device[at + i] for i in range(count))
+
+    def store(self, address: Any, words: list[np.ndarray], wanted: Any = 1) -> None:
+        at, keep = self.all_lanes(address) // 4, self.all_lanes(wanted) != 0
+        for i, word in enumerate(words):
+            self.device[at[keep] + i] = word[keep]
+
+    def shared_load(self, address: Any, count: int) -> tuple[np.ndarray, ...]:
+        at = self.all_lanes(address) // 4
+        return tuple(self.shared[self.bid, at + i].view(np.float32) for i in range(count))
+
+    def shared_store(self, address: Any, values: list[Any]) -> None:
+        at = self.all_lanes(address) // 4
+        for i, value in enumerate(values):
+            self.shared[self.bid, at + i] = self.all_lanes(value).astype(np.float32).view(np.uint32)
+
+    def send(self, address: Any, values: list[np.ndarray], wanted: Any) -> None:
+        code, keep = self.all_lanes(address), self.all_lanes(wanted) != 0
+        block = self.bid - self.bid % self.cluster + (code >> 24)
+        for i, value in enumerate(values):
+            at = (code & 0xFFFFFF) // 4 + i
+            self.shared[block[keep], at[keep]] = (
+                self.all_lanes(value).astype(np.float32).view(np.uint32)[keep]
+            )
+        np.add.at(self.received, block[keep], 4 * len(values))
+
+    def mma(self, a: Any, b: Any, c: Any) -> tuple[np.ndarray, ...]:
+        """m16n8k16 by the fragment layout of the PTX manual, warp by warp."""
+        warps = self.tid.size // 32
+        lane = np.arange(32)
+        g, t = lane // 4, lane % 4
+        left, right = np.zeros((warps, 16, 16)), np.zeros((warps, 8, 16))
+        for i, word in enumerate(a):
+            pair = self.all_lanes(word).astype(np.uint32).reshape(warps, 32)
+            for half in (0, 1):
+                bits = (pair >> np.uint32(16 * half)).astype(np.uint16)
+                left[:, g + 8 * (i % 2), 2 * t + 8 * (i // 2) + half] = from_bf16_bits(bits)
+        for i, word in enumerate(b):
+            pair = self.all_lanes(word).astype(np.uint32).reshape(warps, 32)
+            for half in (0, 1):
+                bits = (pair >> np.uint32(16 * half)).astype(np.uint16)
+                right[:, g, 2 * t + 8 * i + half] = from_bf16_bits(bits)
+        product = np.einsum("wmk,wnk->wmn", left, right)
+        out = []
+        for i, value in enumerate(c):
+            part = product[:, g + 8 * (i // 2), 2 * t + i % 2].reshape(-1)
+            out.append((self.all_lanes(value) + part).astype(np.float32))
+        return tuple(out)
+
+    def shuffle(self, value: np.ndarray, offset: int) -> np.ndarray:
+        lane = np.arange(self.tid.size)
+        return self.all_lanes(value)[lane ^ offset]
+
+
+@pytest.fixture
+def numpy_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., NumpyMachine]:
+    """Builds a machine and points the traced modules at it."""
+    pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not installed")
+
+    def build(modules: list[Any], plan: Any, shared_bytes: int) -> NumpyMachine:
+        machine = NumpyMachine(plan.groups * plan.cluster, plan.threads, plan.cluster, shared_bytes)
+        for module in modules:
+            monkeypatch.setattr(module, "ins", _instructions(machine))
+            for name in ("Int32", "Int64"):
+                if hasattr(module, name):
+                    monkeypatch.setattr(module, name, lambda value: np.asarray(value) * 1)
+            monkeypatch.setattr(module, "Float32", np.float32)
+            monkeypatch.setattr(module, "cute", _device(machine))
+        return machine
+
+    return build
+
+
+def _instructions(machine: NumpyMachine) -> SimpleNamespace:
+    """The functions of `k3_decode.cute.instructions` that row streams use."""
+
+    def pack(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        return to_bf16_bits(low).astype(np.uint32) | to_bf16_bits(high).astype(np.uint32) << np.uint32(16)
+
+    def bits(value: Any) -> np.ndarray:
+        return machine.all_lanes(value).astype(np.float32).view(np.uint32)
+
+    return SimpleNamespace(
+        Words=tuple,
+        byte_address=lambda tensor: np.int64(tensor.base),
+        at_most=lambda value, bound: np.minimum(value, bound),
+        choose_address=lambda sign, negative, other: np.where(np.asarray(sign) < 0, negative, other),
+        load_weight=lambda address: machine.load(address, 4),
+        load_activation=lambda address: machine.load(address, 4),
+        load_activation_word_if=lambda address, wanted: machine.load(np.where(wanted, address, 0), 1)[0],
+        prefetch_line_if=lambda address, wanted: None,
+        mma_bf16=machine.mma,
+        low_half=lambda word: from_bf16_bits((np.asarray(word) & 0xFFFF).astype(np.uint16)),
+        high_half=lambda word: from_bf16_bits((np.asarray(word) >> 16).astype(np.uint16)),
+        pack_halves=pack,
+        shared_load_f32=lambda address: machine.shared_load(address, 1)[0],
+        shared_load_pair=lambda address: machine.shared_load(address, 2),
+        shared_store_f32=lambda address, value: machine.shared_store(address, [value]),
+        shared_store_pair=lambda address, low, high: machine.shared_store(address, [low, high]),
+        cluster_address=lambda address, rank: machine.all_lanes(address) + (machine.all_lanes(rank) << 24),
+        send_f32=lambda at, value, _, wanted: machine.send(at, [value], wanted),
+        send_pair=lambda at, low, high, _, wanted: machine.send(at, [low, high], wanted),
+        store_word_if=lambda address, word, wanted: machine.store(address, [word], wanted),
+        store_f32_pair_if=lambda at, low, high, wanted: machine.store(at, [bits(low), bits(high)], wanted),
+    )
+
+
+def _device(machine: NumpyMachine) -> SimpleNamespace:
+    """The parts of `cutlass.cute` that row streams use."""
+
+    def nothing(*_: Any) -> None:
+        return None
+
+    names = ("griddepcontrol_launch_dependents", "griddepcontrol_wait", "sync_threads", "cluster_wait")
+    arch = SimpleNamespace(
+        thread_idx=lambda: (machine.tid, 0, 0),
+        block_idx=lambda: (machine.bid, 0, 0),
+        make_warp_uniform=lambda value: value,
+        get_dyn_smem=lambda *_, **__: SimpleNamespace(toint=lambda: 0),
+        shuffle_sync_bfly=machine.shuffle,
+        mbarrier_wait=nothing,
+        **dict.fromkeys(names, nothing),
+    )
+    return SimpleNamespace(arch=arch, Tensor=object, rsqrt=lambda value: 1.0 / np.sqrt(value))

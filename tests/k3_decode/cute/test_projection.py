@@ -1,0 +1,138 @@
+"""The projection kernel: operand map, reduction and edges in numpy; compilation; values on a GPU."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not installed")
+
+from k3_decode.cute import projection as op
+from k3_decode.cute import row_stream
+from k3_decode.cute.plans import projection_plan
+from k3_decode.cute.row_stream import Plan
+from k3_decode.cute.variant import COMPILED, DISPATCHED
+
+PLANS = {
+    "one_block": Plan(48, 256, 8, 3, 1, 4, 1, 2),
+    "uneven_k": Plan(48, 224, 8, 2, 1, 3, 1, 3, 2),
+    "rows_past_the_end": Plan(40, 128, 16, 2, 1, 2, 1, 1),
+    "two_row_warps": Plan(64, 128, 32, 2, 2, 2, 1, 2),
+    "cluster_of_two": Plan(48, 512, 16, 3, 1, 4, 2, 2),
+    "cluster_of_seven": Plan(32, 448, 8, 2, 1, 2, 7, 1),
+    "uneven_cluster": Plan(24, 352, 64, 1, 1, 2, 3, 2),
+}
+
+
+def halves(words: np.ndarray) -> np.ndarray:
+    """The bf16 values of 4-byte words, as float64."""
+    return (words.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def run_in_numpy(
+    machine_of: Callable[..., Any], plan: Plan, tokens: int, is_fp32: bool
+) -> tuple[np.ndarray, ...]:
+    """What the traced functions compute for random operands, and the float64 product of the same operands."""
+    machine = machine_of([row_stream, op], plan, row_stream.shared_layout(plan).size)
+    random = np.random.default_rng(7)
+    x, weight = random.standard_normal((tokens, plan.k)), random.standard_normal((plan.rows, plan.k))
+    x_at, weight_at = machine.place_bf16(x), machine.place_bf16(weight)
+    size = tokens * plan.rows // (1 if is_fp32 else 2)
+    out_at = machine.place(np.full(size, 0x7FC07FC0, np.uint32), (tokens, plan.rows), (plan.rows, 1))
+
+    place = row_stream.locate(plan)
+    rows = row_stream.open_rows(plan, place, [(op.ins.byte_address(weight_at), plan.rows)])
+    sums, _ = row_stream.stream(plan, place, rows, x_at)
+    row_stream.finish(plan, place, sums, None, tokens, None, op._store_to(out_at, is_fp32))
+
+    words = machine.read(out_at)
+    values = words.view(np.float32) if is_fp32 else halves(words)
+    truth = (
+        halves(machine.read(x_at)).reshape(x.shape) @ halves(machine.read(weight_at)).reshape(weight.shape).T
+    )
+    own = row_stream._own_pairs(plan, place)
+    first = np.unique(machine.bid, return_index=True)[1]
+    expected = tokens * np.broadcast_to(own, machine.bid.shape)[first] * 8 * plan.cluster
+    return values.reshape(truth.shape), truth, machine.received, expected
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_plan_computes_the_whole_product(name: str, numpy_machine: Callable[..., Any]) -> None:
+    plan = PLANS[name]
+    values, truth, received, expected = run_in_numpy(numpy_machine, plan, plan.tokens - 3, is_fp32=True)
+    assert np.abs(values - truth).max() < 1e-4
+    if plan.cluster > 1:
+        assert received.tolist() == expected.tolist()
+
+
+def test_bf16_output_is_the_sum_rounded_once(numpy_machine: Callable[..., Any]) -> None:
+    values, truth, _, _ = run_in_numpy(numpy_machine, PLANS["one_block"], 1, is_fp32=False)
+    assert np.abs(values - truth).max() <= 2.0**-8 * np.abs(truth).max()
+
+
+def test_tokens_past_the_last_are_never_stored(numpy_machine: Callable[..., Any]) -> None:
+    values, truth, _, _ = run_in_numpy(numpy_machine, PLANS["cluster_of_two"], 1, is_fp32=True)
+    assert values.shape == (1, 48)
+    assert np.isfinite(values).all()
+    assert np.abs(values - truth).max() < 1e-4
+
+
+@pytest.mark.parametrize("rows", [48, 56, 64, 96, 128])
+def test_partial_sums_of_eight_tokens_hit_every_bank_once(rows: int) -> None:
+    plan = Plan(rows, 256, 8, rows // 8, 1, 4, 1, 1)
+    half_warp = [(group * plan.pitch + 2 * quad) % 32 for group in range(4) for quad in range(4)]
+    assert sorted(half_warp) == list(range(0, 32, 2))
+
+
+def test_shared_memory_of_every_variant_leaves_room_for_the_next_kernel() -> None:
+    plans = [projection_plan(m, k, b) for m, k in ((6288, 7168), (7168, 1536)) for b in (1, 16)]
+    assert max(row_stream.shared_layout(plan).size for plan in plans) <= 110 * 1024
+
+
+def test_a_k_that_is_no_multiple_of_32_is_refused() -> None:
+    with pytest.raises(ValueError, match="no multiple of 32"):
+        Plan(16, 100, 8, 1, 1, 1, 1, 1)
+
+
+@pytest.mark.parametrize("architecture", DISPATCHED + COMPILED)
+def test_compiles_and_reads_activations_only_after_the_wait(
+    architecture: str, compile_smoke: Callable[[str, str], dict[str, str]]
+) -> None:
+    (ptx,) = compile_smoke("projection", architecture).values()
+    before, after = ptx.split("griddepcontrol.wait", 1)
+    assert f".target {architecture}" in before
+    assert "ld.global.nc" in before
+    assert "ld.global.v4" not in before
+    assert "ld.global.v4" in after
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 5, 8, 16, 17, 64])
+def test_matches_the_float64_product_on_the_gpu(tokens: int, gpu: Any) -> None:
+    import torch
+
+    generator = torch.Generator().manual_seed(11)
+    x = torch.randn(tokens, 7168, generator=generator).to(gpu, torch.bfloat16)
+    weight = (torch.randn(6288, 7168, generator=generator) / 7168**0.5).to(gpu, torch.bfloat16)
+    out = torch.full((tokens, 6288), float("nan"), device=gpu, dtype=torch.bfloat16)
+    launches = torch.zeros(16, dtype=torch.int32, device=gpu)
+    op.projection(x=x, weight=weight, out=out, launches=launches)
+    truth = x.double() @ weight.double().T
+    error = (out.double() - truth).norm(dim=1) / truth.norm(dim=1)
+    assert error.max().item() < 2.0**-8
+    assert launches.tolist() == [0, 1] + [0] * 14
+
+
+@pytest.mark.gpu
+def test_one_compilation_serves_every_token_count_of_a_capacity(gpu: Any) -> None:
+    import torch
+
+    weight = torch.randn(64, 256, device=gpu, dtype=torch.bfloat16)
+    launches = torch.zeros(16, dtype=torch.int32, device=gpu)
+    op.compile_plan.cache_clear()
+    for tokens in range(1, 9):
+        x = torch.randn(tokens, 256, device=gpu, dtype=torch.bfloat16)
+        out = torch.empty(tokens, 64, device=gpu, dtype=torch.bfloat16)
+        op.projection(x=x, weight=weight, out=out, launches=launches)
+    assert op.compile_plan.cache_info().misses == 1
