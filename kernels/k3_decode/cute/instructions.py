@@ -43,6 +43,7 @@ __all__ = [
     "shared_store_pair",
     "send_f32",
     "send_pair",
+    "prefetch_bytes",
     "prefetch_line_if",
     "store_remote_f32",
     "store_f32_pair_if",
@@ -154,6 +155,11 @@ def prefetch_line(address: Int64) -> None:
 def prefetch_line_if(address: Int64, is_wanted: Int32) -> None:
     """As `prefetch_line`, by the lanes whose flag is not 0."""
     asm("{.reg .pred p; setp.ne.b32 p, $1, 0; @p prefetch.global.L2 [$0];}", "l,r", [address, is_wanted])
+
+
+def prefetch_bytes(address: Int64, size: Int32) -> None:
+    """Ask for `size` consecutive bytes (a multiple of 16) to be in L2; lanes are served one after another."""
+    asm("cp.async.bulk.prefetch.L2.global [$0], $1;", "l,r", [address, size])
 
 
 def at_most(value: Int32, bound: Int32) -> Int32:
