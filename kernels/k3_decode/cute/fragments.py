@@ -10,11 +10,15 @@ from cutlass import Float32, Int32, Int64
 from k3_decode.cute.instructions import Words, asm
 
 __all__ = [
+    "LN2",
     "LOG2E",
     "bf16_of",
+    "bulk_load_if",
     "choose_address",
+    "choose_f32",
     "choose_word",
     "exp2",
+    "expect_bytes_if",
     "finite_or_minus_inf",
     "float_of",
     "keep_if",
@@ -27,6 +31,7 @@ __all__ = [
     "load_pair",
     "log2",
     "mask_word",
+    "max_lanes",
     "pack_fp8",
     "pick",
     "reciprocal",
@@ -39,6 +44,7 @@ __all__ = [
     "shared_store_word",
     "sigmoid",
     "store_bf16",
+    "store_f32",
     "store_f32_if",
     "store_f32x4_if",
     "store_pair_if",
@@ -49,9 +55,11 @@ __all__ = [
     "store_word_if",
     "store_words_if",
     "sum_lanes",
+    "widen_fp8",
 ]
 
 LOG2E = 1.4426950408889634
+LN2 = 0.6931471805599453
 
 
 def exp2(x: Float32) -> Float32:
@@ -271,3 +279,51 @@ def finite_or_minus_inf(value: Float32, condition: Int32) -> Float32:
 def store_remote_f32x2(address: Int32, low: Float32, high: Float32) -> None:
     """Two fp32 to the shared memory of a block of the cluster; a cluster barrier must follow before they are read."""
     asm("st.shared::cluster.v2.f32 [$0], {$1,$2};", "r,f,f", [address, low, high])
+
+
+def choose_f32(condition: Int32, when_set: Float32, when_zero: Float32) -> Float32:
+    """`when_set` where `condition` is not 0, else `when_zero`, whatever the other holds."""
+    template = "{.reg .pred p; setp.ne.b32 p, $3, 0; selp.f32 $0, $1, $2, p;}"
+    return asm(template, "=f,f,f,r", [when_set, when_zero, condition], [Float32], is_pure=True)
+
+
+def max_lanes(value: Float32) -> Float32:
+    """The largest over the warp, in every lane."""
+    for offset in (16, 8, 4, 2, 1):
+        value = cute.arch.fmax(value, cute.arch.shuffle_sync_bfly(value, offset))
+    return value
+
+
+def store_f32(address: Int64, value: Float32) -> None:
+    """One fp32 to device memory."""
+    asm("st.global.f32 [$0], $1;", "l,f", [address, value])
+
+
+def expect_bytes_if(barrier: Int32, size: Int32, condition: Int32) -> None:
+    """Arrive on a shared-memory barrier and add `size` bytes to what it waits for, where `condition` is not 0."""
+    template = (
+        "{.reg .pred p; .reg .b64 t; setp.ne.b32 p, $2, 0; "
+        "@p mbarrier.arrive.expect_tx.shared::cta.b64 t, [$0], $1;}"
+    )
+    asm(template, "r,r,r", [barrier, size, condition])
+
+
+def bulk_load_if(shared: Int32, address: Int64, size: Int32, barrier: Int32, condition: Int32) -> None:
+    """`instructions.bulk_load` where `condition` is not 0; each lane may issue its own."""
+    template = (
+        "{.reg .pred p; setp.ne.b32 p, $4, 0; "
+        "@p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];}"
+    )
+    asm(template, "r,l,r,r,r", [shared, address, size, barrier, condition])
+
+
+def widen_fp8(word: Int32) -> tuple[Int32, Int32]:
+    """Four e4m3 as four bf16 (exact), the lowest address first."""
+    template = (
+        "{.reg .b16 a, b, c, d; .reg .b32 l, h; .reg .f32 w, x, y, z; mov.b32 {a, b}, $2; "
+        "cvt.rn.f16x2.e4m3x2 l, a; cvt.rn.f16x2.e4m3x2 h, b; mov.b32 {a, b}, l; mov.b32 {c, d}, h; "
+        "cvt.f32.f16 w, a; cvt.f32.f16 x, b; cvt.f32.f16 y, c; cvt.f32.f16 z, d; "
+        "cvt.rn.bf16x2.f32 $0, x, w; cvt.rn.bf16x2.f32 $1, z, y;}"
+    )
+    words: tuple[Int32, Int32] = asm(template, "=r,=r,r", [word], [Int32] * 2, is_pure=True)
+    return words

@@ -508,7 +508,7 @@ def kda_step(
     chosen = form or form_of(requests, rows, a_log.shape[0], lower_bound is not None, accepted is not None)
     _compile(*chosen)(
         packed, conv_weight, decay_weight, a_log, dt_bias, norm_weight, conv_state, state, slots,
-        slots.view(-1) if accepted is None else accepted, out, launches,
+        slots[:, 0] if accepted is None else accepted, out, launches,
         0.0 if lower_bound is None else lower_bound, eps,
     )  # fmt: skip
 

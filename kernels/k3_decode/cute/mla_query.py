@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64, Uint8
+from cutlass import BFloat16, Float32, Int32, Int64, Uint8
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from k3_decode.cute import fragments as frag
@@ -311,7 +311,7 @@ def _compile(q_lora: int, row_tiles: int, is_fp8: bool) -> Callable[..., None]:
     q_norm, kv_norm = fake(BFloat16, (q_lora,), (1,)), fake(BFloat16, (LATENT,), (1,))
     q_weight = fake(BFloat16, (cute.sym_int32(), q_lora), (q_lora, 1))
     uk_weight = fake(BFloat16, (heads, NOPE, LATENT), (NOPE * LATENT, LATENT, 1))
-    kind = Float8E4M3FN if is_fp8 else BFloat16
+    kind = Uint8 if is_fp8 else BFloat16
     cache = fake(kind, (cute.sym_int32(), PAGE_SIZE, LATENT + ROPE), (wide(16), wide(16), 1))
     slot_mapping = fake(Int64, (tokens,), (1,), 8)
     query = fake(BFloat16, (tokens, heads, LATENT + ROPE), (wide(8), LATENT + ROPE, 1))
@@ -327,6 +327,13 @@ def _compile(q_lora: int, row_tiles: int, is_fp8: bool) -> Callable[..., None]:
 def row_tiles_of(tokens: int) -> int:
     """Tiles of 16 tokens that a block holds: the fewest of 1, 2 and 4 that hold the step."""
     return 1 if tokens <= 16 else 2 if tokens <= 32 else 4
+
+
+def _bytes_of(cache: "torch.Tensor") -> "torch.Tensor":
+    """An fp8 cache as bytes: not every exchange protocol knows the type, and the kernel writes bytes anyway."""
+    import torch
+
+    return cache.view(torch.uint8)
 
 
 def mla_query(
@@ -351,7 +358,7 @@ def mla_query(
     is_fp8 = cache.element_size() == 1
     launch = _compile(q_norm.shape[0], row_tiles or row_tiles_of(packed.shape[0]), is_fp8)
     launch(
-        packed, q_norm, kv_norm, q_weight, uk_weight, cache, slot_mapping, query, launches,
+        packed, q_norm, kv_norm, q_weight, uk_weight, _bytes_of(cache) if is_fp8 else cache, slot_mapping, query, launches,
         1.0 / kv_scale if is_fp8 else 1.0, eps,
     )  # fmt: skip
 

@@ -128,7 +128,7 @@ def _value(
     lse_bytes = Int64(partial_lse.stride[0]) * 4
     step = max(1, 8 // tokens)
     offsets = tuple(2**i for i in reversed(range(lanes.bit_length() - 1)))
-    peak = -Float32.inf
+    peak = Float32(-Float32.inf)
     for base in cutlass.range(tid % lanes, shards, lanes * step):
         seen = [_lse(lse_at, lse_bytes, base + i * lanes, shards) for i in range(step)]
         for value in seen:

@@ -1,0 +1,440 @@
+"""Decode attention of latent queries over the paged cache, the context split over blocks.
+
+Scope: sm_90a (run), sm_100a and sm_103a (compiled). Any head count, rows 1 to 8 a request, bf16 and fp8 e4m3 caches of
+64-token pages, contexts to 2^31 tokens over pages anywhere (addresses are 64-bit). Refused: other page sizes or dtypes,
+heads that are not contiguous in `query`.
+
+Layout: one block works on 16 (row, head) pairs of one request and on one split of its context; its 8 warps share tiles of
+32 tokens, loaded row by row by the copy engine into three stages. Scores: warp w multiplies 8 tokens with one half of the
+576 columns (queries stay in registers); softmax: 2 pairs a warp, a token a lane; values: 64 of 512 columns a warp.
+`query` [B,H,576] bf16 (token stride free), `cache` [pages,64,576] (page stride free), `block_table` int32 [R,max_pages],
+`lengths` int32 [R] are read after the wait. Written in full: `partial` [S,B,H,512] bf16 and `partial_lse` [S,B,H] fp32,
+which `mla_value` merges; with one split these are `out` and `lse` of the op's contract. With more, `mla_attend` merges them
+in a second kernel when the caller gives the workspace.
+
+Numerics: scores by mma with fp32 accumulation over each half, halves added; base-2 online softmax in fp32 over tiles in
+ascending order; probabilities are rounded to bf16 before they meet the values, their sum is not; fp8 values are exact in
+bf16 and `kv_scale` multiplies scores and results. lse is the natural logarithm. Row t of a request of length n sees its first
+n - rows + 1 + t tokens; without any the row is zeros and lse -inf. Tokens past the length never enter, whatever pages hold.
+
+Validation: `tests/k3_decode/cute/test_mla_attend.py` compiles every variant for the three architectures and replays the
+tile map in numpy; its GPU tests compare with the float64 oracle over heads, rows, lengths and regimes. sm_100a and sm_103a
+were never run.
+"""
+
+from collections.abc import Callable
+from functools import cache as memoize
+from typing import TYPE_CHECKING, Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Int64, Uint8
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
+from k3_decode.cute import fragments as frag
+from k3_decode.cute import instructions as ins
+from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["mla_attend", "mla_attend_partials", "splits_of", "variants"]
+
+OP_INDEX = 9
+"""Place of the op in the launch counters."""
+LATENT, ROPE = 512, 64
+ROW = LATENT + ROPE
+PAGE_SIZE = 64
+TILE = 32
+STAGES = 3
+WARPS = 8
+THREADS = 32 * WARPS
+PAIRS = 16
+"""(row, head) pairs of a block: the rows of an mma tile."""
+PITCH = ROW * 2 + 16
+FP8_PITCH = ROW + 16
+HALF_STEPS = ROW // 2 // 16
+SCORE_PITCH = 40
+"""Floats between rows of scores: neighbouring rows 8 banks apart."""
+PROBABILITY_PITCH = TILE * 2 + 16
+WANTED_BLOCKS = 128
+"""Blocks that a step is spread over: one for nearly every SM of an H200, and a power of two."""
+
+
+@cute.kernel
+def _attend(
+    query: cute.Tensor,
+    cache: cute.Tensor,
+    block_table: cute.Tensor,
+    lengths: cute.Tensor,
+    partial: cute.Tensor,
+    partial_lse: cute.Tensor,
+    launches: cute.Tensor,
+    rows: Int32,
+    score_scale: Float32,
+    value_scale: Float32,
+    is_fp8: cutlass.Constexpr,
+):
+    tid, _, _ = cute.arch.thread_idx()
+    pair_tile, split, request = cute.arch.block_idx()
+    splits = partial.shape[0]
+    lane = tid % 32
+    warp = tid // 32
+    quad, quarter = lane // 4, lane % 4
+    heads = query.shape[1]
+    pairs = rows * heads
+    first_pair = pair_tile * PAIRS
+
+    stage_bytes = TILE * (FP8_PITCH if is_fp8 else PITCH)
+    stages_at = cute.arch.get_dyn_smem(Uint8, 128).toint()
+    work_at = stages_at + STAGES * stage_bytes if cutlass.const_expr(is_fp8) else stages_at + 2 * stage_bytes
+    scores_at = stages_at + STAGES * stage_bytes + (TILE * PITCH if is_fp8 else 0)
+    probabilities_at = scores_at + 2 * PAIRS * SCORE_PITCH * 4
+    rescale_at = probabilities_at + PAIRS * PROBABILITY_PITCH
+    barriers = cute.arch.alloc_smem(Int64, STAGES, 8)
+    barriers_at = barriers.toint()
+    if tid == 0:
+        for i in cutlass.range_constexpr(STAGES):
+            cute.arch.mbarrier_init(barriers + i, 1)
+        cute.arch.mbarrier_init_fence()
+    cute.arch.griddepcontrol_launch_dependents()
+    cute.arch.sync_threads()
+    cute.arch.griddepcontrol_wait()
+
+    length = ins.load_activation_word(ins.byte_address(lengths) + Int64(request) * 4)
+    tiles = (length + TILE - 1) // TILE
+    first = Int32(Int64(tiles) * Int64(split) // Int64(splits))
+    end = Int32(Int64(tiles) * Int64(split + 1) // Int64(splits))
+
+    element = 1 if cutlass.const_expr(is_fp8) else 2
+    table_at = ins.byte_address(block_table) + Int64(request) * block_table.stride[0] * 4
+    cache_at = ins.byte_address(cache)
+    page_bytes = Int64(cache.stride[0]) * element
+    token_bytes = Int64(cache.stride[1]) * element
+    row_pitch = FP8_PITCH if cutlass.const_expr(is_fp8) else PITCH
+    lane_at = stages_at + lane * row_pitch
+    for i in cutlass.range_constexpr(2):
+        page = ins.load_activation_word(table_at + Int64(_page_place(first + i, end)) * 4)
+        from_at = cache_at + Int64(page) * page_bytes
+        _fetch(from_at, token_bytes, lane_at + i * stage_bytes, barriers_at + i * 8, first + i, end, length, tid, element)
+    next_page = ins.load_activation_word(table_at + Int64(_page_place(first + 2, end)) * 4)
+
+    # Queries by way of shared memory (the third stage, or the fp8 path's work tile) into registers.
+    query_at = ins.byte_address(query)
+    query_bytes = Int64(query.stride[0]) * 2
+    for i in cutlass.range_constexpr((PAIRS * ROW * 2 // 16 + THREADS - 1) // THREADS):
+        piece = cutlass.min(tid + i * THREADS, PAIRS * ROW * 2 // 16 - 1)
+        own, part = piece // (ROW * 2 // 16), piece % (ROW * 2 // 16)
+        pair = cutlass.min(first_pair + own, pairs - 1)
+        from_at = query_at + Int64(request * rows + pair // heads) * query_bytes
+        ins.copy_async(work_at + own * PITCH + part * 16, from_at + Int64(pair % heads * (ROW * 2) + part * 16))
+    cute.arch.cp_async_commit_group()
+    cute.arch.cp_async_wait_group(0)
+    cute.arch.sync_threads()
+    half, token_group = warp // 4, warp % 4
+    half_bytes = half * (ROW // 2 * 2)
+    queries_at = work_at + lane % 16 * PITCH + lane // 16 * 16 + half_bytes
+    queries = [ins.load_matrix(queries_at + k * 32) for k in range(HALF_STEPS)]
+    cute.arch.fence_proxy("async.shared", space="cta")
+    if cutlass.const_expr(is_fp8):
+        cute.arch.sync_threads()
+
+    # What a softmax lane knows of its two pairs: the last token each may see.
+    own_pairs = [first_pair + warp * 2 + i for i in range(2)]
+    limits = [length - rows + cutlass.min(pair // heads, rows - 1) for pair in own_pairs]
+    peaks = [Float32(-Float32.inf), Float32(-Float32.inf)]
+    totals = [Float32(0.0), Float32(0.0)]
+    mixed = [(Float32(0.0), Float32(0.0), Float32(0.0), Float32(0.0)) for _ in range(8)]
+    stage = Int32(0)
+    phase = Int32(0)
+    keys_lane = (token_group * 8 + lane % 8) * PITCH + half_bytes + lane // 8 * 16
+    values_lane = lane % 16 * PITCH + warp * 128 + lane // 16 * 16
+    for tile in cutlass.range(first, end):
+        cute.arch.mbarrier_wait(barriers + stage, phase)
+        valid = length - tile * TILE
+        keys_at = stages_at + stage * stage_bytes
+        if cutlass.const_expr(is_fp8):
+            _widen(stages_at + stage * stage_bytes, work_at, valid, tid)
+            keys_at = work_at
+            cute.arch.sync_threads()
+        else:
+            if valid < TILE:
+                for i in cutlass.range_constexpr((TILE * ROW * 2 // 16 + THREADS - 1) // THREADS):
+                    piece = tid + i * THREADS
+                    token = piece // (ROW * 2 // 16)
+                    if token >= valid and token < TILE:
+                        spot = keys_at + token * PITCH + piece % (ROW * 2 // 16) * 16
+                        ins.shared_store(spot, (Int32(0), Int32(0), Int32(0), Int32(0)))
+                cute.arch.sync_threads()
+
+        scores = _scores(queries, keys_at + keys_lane)
+        spot = scores_at + ((half * PAIRS + quad) * SCORE_PITCH + token_group * 8 + quarter * 2) * 4
+        frag.shared_store_f32x2(spot, scores[0], scores[1])
+        frag.shared_store_f32x2(spot + 8 * SCORE_PITCH * 4, scores[2], scores[3])
+        cute.arch.sync_threads()
+
+        # The stage of the tile before this one is free: fetch two tiles ahead.
+        free = (stage + 2) % STAGES
+        ahead_at = cache_at + Int64(next_page) * page_bytes
+        barrier_at = barriers_at + free * 8
+        _fetch(ahead_at, token_bytes, lane_at + free * stage_bytes, barrier_at, tile + 2, end, length, tid, element)
+        next_page = ins.load_activation_word(table_at + Int64(_page_place(tile + 3, end)) * 4)
+
+        token = tile * TILE + lane
+        new_peaks, new_totals = [], []
+        for i in cutlass.range_constexpr(2):
+            own = warp * 2 + i
+            spot = scores_at + (own * SCORE_PITCH + lane) * 4
+            score = ins.shared_load_f32(spot) + ins.shared_load_f32(spot + PAIRS * SCORE_PITCH * 4)
+            score = frag.choose_f32(Int32(token <= limits[i]), score * score_scale, Float32(-Float32.inf))
+            peak = cute.arch.fmax(peaks[i], frag.max_lanes(score))
+            shift = frag.choose_f32(Int32(peak > -Float32.inf), peak, Float32(0.0))
+            probability = frag.exp2(score - shift)
+            rescale = frag.exp2(peaks[i] - shift)
+            new_peaks.append(peak)
+            new_totals.append(totals[i] * rescale + probability)
+            frag.shared_store_bf16(probabilities_at + own * PROBABILITY_PITCH + lane * 2, probability)
+            if lane == 0:
+                ins.shared_store_f32(rescale_at + own * 4, rescale)
+        peaks, totals = new_peaks, new_totals
+        cute.arch.sync_threads()
+
+        low, high = ins.shared_load_f32(rescale_at + quad * 4), ins.shared_load_f32(rescale_at + (quad + 8) * 4)
+        weights_lane = probabilities_at + lane % 16 * PROBABILITY_PITCH + lane // 16 * 16
+        weights = [ins.load_matrix(weights_lane + k * 32) for k in range(TILE // 16)]
+        mixed = _mixed(mixed, low, high, weights, keys_at + values_lane)
+        if cutlass.const_expr(is_fp8):
+            cute.arch.sync_threads()
+        stage = stage + 1
+        if stage == STAGES:
+            stage = Int32(0)
+            phase = 1 - phase
+
+    sums = frag.sum_lanes(totals, (16, 8, 4, 2, 1))
+    token_at = Int64(request * rows)
+    lse_at = ins.byte_address(partial_lse) + Int64(split) * partial_lse.stride[0] * 4
+    cute.arch.sync_threads()
+    for i in cutlass.range_constexpr(2):
+        if lane == 0:
+            ins.shared_store_f32(
+                rescale_at + (warp * 2 + i) * 4,
+                frag.keep_if(frag.reciprocal(sums[i]) * value_scale, Int32(sums[i] > 0.0)),
+            )
+            if own_pairs[i] < pairs:
+                place = (token_at + Int64(own_pairs[i] // heads)) * partial_lse.stride[1]
+                place = place + Int64(own_pairs[i] % heads)
+                frag.store_f32(lse_at + place * 4, (peaks[i] + frag.log2(sums[i])) * frag.LN2)
+    cute.arch.sync_threads()
+    partial_at = ins.byte_address(partial) + Int64(split) * partial.stride[0] * 2
+    for i in cutlass.range_constexpr(2):
+        pair = first_pair + quad + 8 * i
+        scale = ins.shared_load_f32(rescale_at + (quad + 8 * i) * 4)
+        to = partial_at + (token_at + Int64(pair // heads)) * partial.stride[1] * 2
+        to = to + Int64(pair % heads * (LATENT * 2) + warp * 128 + quarter * 4)
+        for n in cutlass.range_constexpr(8):
+            word = ins.pack_halves(mixed[n][2 * i] * scale, mixed[n][2 * i + 1] * scale)
+            frag.store_word_if(to + n * 16, word, Int32(pair < pairs))
+    if tid + pair_tile + split + request == 0:
+        ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
+
+
+def _page_place(tile: Int32, end: Int32) -> Int32:
+    """Index in the block table of a tile's page; the last tile's past the end."""
+    return cutlass.max(cutlass.min(tile, end - 1), 0) // (PAGE_SIZE // TILE)
+
+
+def _fetch(
+    page_at: Int64,
+    token_bytes: Int64,
+    lane_at: Int32,
+    barrier_at: Int32,
+    tile: Int32,
+    end: Int32,
+    length: Int32,
+    tid: Int32,
+    element: int,
+) -> None:
+    """Warp 0 starts the copies of a tile, a token a lane; nothing past the split's end or the request's length."""
+    valid = cutlass.min(length - tile * TILE, TILE)
+    is_loader = Int32(tid < 32) * Int32(tile < end)
+    frag.expect_bytes_if(barrier_at, valid * (ROW * element), is_loader * Int32(tid == 0))
+    cute.arch.sync_warp()
+    from_at = page_at + Int64(tile % (PAGE_SIZE // TILE) * TILE + tid % 32) * token_bytes
+    frag.bulk_load_if(lane_at, from_at, Int32(ROW * element), barrier_at, is_loader * Int32(tid < valid))
+
+
+def _widen(from_at: Int32, to: Int32, valid: Int32, tid: Int32) -> None:
+    """A tile of e4m3 as bf16, zeros past the valid tokens."""
+    pieces = TILE * ROW // 16
+    for i in range((pieces + THREADS - 1) // THREADS):
+        piece = cutlass.min(tid + i * THREADS, pieces - 1)
+        token, part = piece // (ROW // 16), piece % (ROW // 16)
+        words = ins.shared_load(from_at + token * FP8_PITCH + part * 16)
+        is_kept = Int32(token < valid)
+        wide = [frag.mask_word(half, is_kept) for word in words for half in frag.widen_fp8(word)]
+        spot = to + token * PITCH + part * 32
+        ins.shared_store(spot, tuple(wide[:4]))  # type: ignore[arg-type]
+        ins.shared_store(spot + 16, tuple(wide[4:]))  # type: ignore[arg-type]
+
+
+def _scores(queries: list[ins.Words], keys_at: Int32) -> list[Float32]:
+    """16 pairs x 8 tokens over half of the columns, in three chains so that the tensor cores need not wait."""
+    chains = [(Float32(0.0), Float32(0.0), Float32(0.0), Float32(0.0)) for _ in range(3)]
+    for j in range(HALF_STEPS // 2):
+        b = ins.load_matrix(keys_at + j * 64)
+        for step in range(2):
+            chain = (2 * j + step) % 3
+            chains[chain] = ins.mma_bf16(queries[2 * j + step], (b[2 * step], b[2 * step + 1]), chains[chain])  # type: ignore[assignment]
+    return [x + y + z for x, y, z in zip(*chains, strict=True)]
+
+
+def _mixed(
+    mixed: list[tuple[Float32, ...]], low: Float32, high: Float32, weights: list[ins.Words], values_at: Int32
+) -> list[tuple[Float32, ...]]:
+    """Rescaled sums plus probabilities x values of one tile, 64 columns."""
+    result = []
+    for pair in range(4):
+        left, right = mixed[2 * pair], mixed[2 * pair + 1]
+        left = (left[0] * low, left[1] * low, left[2] * high, left[3] * high)
+        right = (right[0] * low, right[1] * low, right[2] * high, right[3] * high)
+        for k in range(TILE // 16):
+            b = frag.load_matrix_transposed(values_at + k * 16 * PITCH + pair * 32)
+            left = ins.mma_bf16(weights[k], (b[0], b[1]), left)
+            right = ins.mma_bf16(weights[k], (b[2], b[3]), right)
+        result += [left, right]
+    return result
+
+
+@cute.jit
+def _launch(
+    query: cute.Tensor,
+    cache: cute.Tensor,
+    block_table: cute.Tensor,
+    lengths: cute.Tensor,
+    partial: cute.Tensor,
+    partial_lse: cute.Tensor,
+    launches: cute.Tensor,
+    rows: Int32,
+    score_scale: Float32,
+    value_scale: Float32,
+    stream: Any,
+    is_fp8: cutlass.Constexpr,
+):
+    pair_tiles = (rows * query.shape[1] + PAIRS - 1) // PAIRS
+    _attend(
+        query, cache, block_table, lengths, partial, partial_lse, launches, rows, score_scale, value_scale, is_fp8
+    ).launch(
+        grid=(pair_tiles, partial.shape[0], lengths.shape[0]),
+        block=(THREADS, 1, 1),
+        smem=_shared_bytes(is_fp8),
+        stream=stream,
+        use_pdl=True,
+    )
+
+
+def _shared_bytes(is_fp8: bool) -> int:
+    tiles = STAGES * TILE * FP8_PITCH + TILE * PITCH if is_fp8 else STAGES * TILE * PITCH
+    return tiles + 2 * PAIRS * SCORE_PITCH * 4 + PAIRS * PROBABILITY_PITCH + PAIRS * 4 + 256
+
+
+@memoize
+def _compile(is_fp8: bool) -> Callable[..., None]:
+    """The launch for one cache type; heads, rows, requests, pages, splits and strides stay symbolic."""
+    tokens, heads, requests, splits = (cute.sym_int32() for _ in range(4))
+
+    def fake(kind: Any, shape: tuple[Any, ...], stride: tuple[Any, ...], align: int = 16) -> Any:
+        return make_fake_tensor(kind, shape, stride, assumed_align=align)
+
+    def wide(divisibility: int) -> Any:
+        return cute.sym_int64(divisibility=divisibility)
+
+    query = fake(BFloat16, (tokens, heads, ROW), (wide(8), ROW, 1))
+    kind = Uint8 if is_fp8 else BFloat16
+    cache = fake(kind, (cute.sym_int32(), PAGE_SIZE, ROW), (wide(16), wide(16), 1))
+    block_table = fake(Int32, (requests, cute.sym_int32()), (wide(1), 1), 4)
+    lengths = fake(Int32, (requests,), (1,), 4)
+    partial = fake(BFloat16, (splits, tokens, heads, LATENT), (wide(8), wide(8), LATENT, 1))
+    partial_lse = fake(Float32, (splits, tokens, heads), (wide(1), wide(1), 1), 4)
+    launches = fake(Int32, (cute.sym_int32(),), (1,), 4)
+    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    compiled: Callable[..., None] = cute.compile(
+        _launch, query, cache, block_table, lengths, partial, partial_lse, launches, Int32(1), Float32(1.0), Float32(1.0),
+        stream, is_fp8, options="--enable-tvm-ffi",
+    )  # fmt: skip
+    return compiled
+
+
+def splits_of(requests: int, rows: int, heads: int) -> int:
+    """Splits of each request's context that fill the device: the S of the workspace."""
+    pair_tiles = (rows * heads + PAIRS - 1) // PAIRS
+    return max(1, WANTED_BLOCKS // (requests * pair_tiles))
+
+
+def mla_attend_partials(
+    *,
+    query: "torch.Tensor",
+    cache: "torch.Tensor",
+    block_table: "torch.Tensor",
+    lengths: "torch.Tensor",
+    rows: int,
+    scale: float,
+    kv_scale: float,
+    partial: "torch.Tensor",
+    partial_lse: "torch.Tensor",
+    launches: "torch.Tensor",
+) -> None:
+    """Attend with the context in `partial.shape[0]` splits and write them as the shards that `mla_value` merges."""
+    if query.shape[0] != lengths.shape[0] * rows:
+        raise ValueError(f"mla_attend: {query.shape[0]} query rows for {lengths.shape[0]} requests of {rows} rows")
+    is_fp8 = cache.element_size() == 1
+    _compile(is_fp8)(
+        query, _bytes_of(cache) if is_fp8 else cache, block_table, lengths, partial, partial_lse, launches, rows,
+        scale * kv_scale * frag.LOG2E, kv_scale,
+    )  # fmt: skip
+
+
+def _bytes_of(cache: "torch.Tensor") -> "torch.Tensor":
+    """An fp8 cache as bytes: not every exchange protocol knows the type, and the kernel reads bytes anyway."""
+    import torch
+
+    return cache.view(torch.uint8)
+
+
+def mla_attend(
+    *,
+    query: "torch.Tensor",
+    cache: "torch.Tensor",
+    block_table: "torch.Tensor",
+    lengths: "torch.Tensor",
+    rows: int,
+    scale: float,
+    kv_scale: float,
+    out: "torch.Tensor",
+    lse: "torch.Tensor",
+    launches: "torch.Tensor",
+) -> None:
+    """Attend with one block a request and 16 pairs, straight into `out` and `lse`, in one launch."""
+    mla_attend_partials(
+        query=query, cache=cache, block_table=block_table, lengths=lengths, rows=rows, scale=scale, kv_scale=kv_scale,
+        partial=out.unsqueeze(0), partial_lse=lse.unsqueeze(0), launches=launches,
+    )  # fmt: skip
+
+
+def variants() -> tuple[Variant, ...]:
+    """Both cache types."""
+    roles = (
+        ("query", "activation"), ("cache", "activation"), ("block_table", "index"), ("lengths", "index"),
+        ("partial", "output"), ("partial_lse", "output"), ("launches", "workspace"),
+    )  # fmt: skip
+    return tuple(
+        Variant(
+            op="mla_attend",
+            name=f"mla_attend_{'fp8' if is_fp8 else 'bf16'}",
+            architectures=DISPATCHED + COMPILED,
+            compile=lambda is_fp8=is_fp8: _compile(is_fp8),  # type: ignore[misc]
+            parameters=roles,
+            source="cute/mla_attend.py",
+            is_smoke=not is_fp8,
+        )
+        for is_fp8 in (False, True)
+    )
