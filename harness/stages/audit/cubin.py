@@ -1,7 +1,9 @@
-"""Read what a cubin says of its kernels: registers, frame, shared memory, barriers, and where each parameter lies.
+"""Read what a cubin says of its kernels: registers, frame, shared memory, barriers, and where each parameter
+lies.
 
-A cubin is an ELF64 file. `.nv.info` and `.nv.info.<kernel>` hold attribute records: format byte, attribute byte, then a
-byte, a half word or a counted value. Attribute numbers were read off `cuobjdump -elf` of the same files (CUDA 13.5).
+A cubin is an ELF64 file. `.nv.info` and `.nv.info.<kernel>` hold attribute records: format byte, attribute
+byte, then a byte, a half word or a counted value. Attribute numbers were read off `cuobjdump -elf` of the
+same files (CUDA 13.5).
 """
 
 import struct
@@ -90,7 +92,8 @@ def _symbol_names(sections: tuple[_Section, ...]) -> tuple[str, ...]:
         return ()
     strings = sections[table.link].content
     return tuple(
-        _string(strings, struct.unpack_from("<I", table.content, at)[0]) for at in range(0, len(table.content), 24)
+        _string(strings, struct.unpack_from("<I", table.content, at)[0])
+        for at in range(0, len(table.content), 24)
     )
 
 

@@ -1,7 +1,8 @@
-"""What was read in a kernel, as rows: one for each program, one for each access. Rules judge these rows and nothing else.
+"""What was read in a kernel, as rows: one for each program, one for each access. Rules judge these rows and
+nothing else.
 
-Rows travel in samples, so they hold no host paths and no code, only opcodes. An access whose address cannot be traced to a
-parameter has no role; it is counted, never dropped.
+Rows travel in samples, so they hold no host paths and no code, only opcodes. An access whose address cannot
+be traced to a parameter has no role; it is counted, never dropped.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,14 +11,44 @@ from typing import NamedTuple
 
 from harness.domain.record import Scalar
 from harness.stages.audit.origins import trace_addresses
-from harness.stages.audit.program import Instruction, Level, OriginKind, Program, SourceLine, reached_without_wait
+from harness.stages.audit.program import (
+    Instruction,
+    Level,
+    OriginKind,
+    Program,
+    SourceLine,
+    reached_without_wait,
+)
 
-__all__ = ["ACCESS_COLUMNS", "PROGRAM_COLUMNS", "AccessFact", "Launch", "Parameter", "ProgramFact", "as_row", "read_facts"]
+__all__ = [
+    "ACCESS_COLUMNS",
+    "PROGRAM_COLUMNS",
+    "AccessFact",
+    "Launch",
+    "Parameter",
+    "ProgramFact",
+    "as_row",
+    "read_facts",
+]
 
 TENSOR_CORE = (
-    "mma", "wgmma", "tcgen05", "HMMA", "IMMA", "QMMA", "OMMA", "DMMA", "HGMMA", "IGMMA", "QGMMA", "UTCHMMA", "UTCIMMA",
-    "UTCQMMA", "UTCOMMA", "UTCMMA",
-)  # fmt: skip
+    "mma",
+    "wgmma",
+    "tcgen05",
+    "HMMA",
+    "IMMA",
+    "QMMA",
+    "OMMA",
+    "DMMA",
+    "HGMMA",
+    "IGMMA",
+    "QGMMA",
+    "UTCHMMA",
+    "UTCIMMA",
+    "UTCQMMA",
+    "UTCOMMA",
+    "UTCMMA",
+)
 LOCAL_MEMORY = ("STL", "LDL")
 MULTICAST = ("multicast", "multimem", "MULTICAST", "LDGMC", "REDGMC")
 
@@ -95,13 +126,22 @@ def read_facts(
     accesses = []
     for index, origins in sorted(trace_addresses(program).items()):
         kinds = {o.kind for o in origins}
-        ordinals = sorted({o.parameter for o in origins if o.kind in (OriginKind.POINTER, OriginKind.DESCRIPTOR)})
+        ordinals = sorted(
+            {o.parameter for o in origins if o.kind in (OriginKind.POINTER, OriginKind.DESCRIPTOR)}
+        )
         if not ordinals and kinds == {OriginKind.ON_CHIP}:
             continue
         found = [matched[o] for o in ordinals if matched is not None and o in matched]
         is_classed = bool(ordinals) and len(found) == len(ordinals)
         accesses.append(
-            _access_fact(program.instructions[index], program.level, subject, found if is_classed else [], index in early, place)
+            _access_fact(
+                program.instructions[index],
+                program.level,
+                subject,
+                found if is_classed else [],
+                index in early,
+                place,
+            )
         )
     return _program_fact(program, subject, matched is not None, launch), tuple(accesses)
 
@@ -112,7 +152,9 @@ def as_row(fact: AccessFact | ProgramFact) -> tuple[Scalar, ...]:
 
 
 def _match_parameters(program: Program, parameters: Sequence[Parameter]) -> dict[int, Parameter] | None:
-    """Declared tensors by ordinal: the parameters that may hold an address, in order. None when the counts differ."""
+    """Declared tensors by ordinal: the parameters that may hold an address, in order. None when the counts
+    differ.
+    """
     wide = [slot.ordinal for slot in program.slots if slot.may_hold_pointer]
     return dict(zip(wide, parameters, strict=True)) if len(wide) == len(parameters) else None
 
@@ -164,7 +206,9 @@ def _program_fact(program: Program, subject: str, is_matched: bool, launch: Laun
 
 
 def _is_tensor_core(parts: list[str]) -> bool:
-    """Whether an opcode multiplies matrices; `tcgen05` and `wgmma` also move data and wait, which does not count."""
+    """Whether an opcode multiplies matrices; `tcgen05` and `wgmma` also move data and wait, which does not
+    count.
+    """
     if parts[0] in ("wgmma", "tcgen05"):
         return len(parts) > 1 and parts[1].startswith("mma")
     return parts[0] in TENSOR_CORE

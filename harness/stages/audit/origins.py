@@ -1,9 +1,10 @@
 """Trace every address back to the kernel parameters that it may come from.
 
-A forward dataflow over the control-flow graph: each register holds the set of origins of any value it may have there. An
-empty set is a plain number. Sets are joined where paths meet, and a predicated write keeps what was there, so the answer
-is an upper bound: an origin may be listed that cannot occur, none that can occur is missing, as far as the arithmetic of
-addresses goes through registers. A pointer that went through memory counts as loaded.
+A forward dataflow over the control-flow graph: each register holds the set of origins of any value it may
+have there. An empty set is a plain number. Sets are joined where paths meet, and a predicated write keeps
+what was there, so the answer is an upper bound: an origin may be listed that cannot occur, none that can
+occur is missing, as far as the arithmetic of addresses goes through registers. A pointer that went through
+memory counts as loaded.
 """
 
 from harness.stages.audit.program import Instruction, Origin, OriginKind, Program, blocks_of
@@ -13,10 +14,14 @@ __all__ = ["trace_addresses"]
 State = dict[str, frozenset[Origin]]
 LOADED = frozenset({Origin(OriginKind.LOADED)})
 NONE: frozenset[Origin] = frozenset()
+MAX_PARAMETER_BYTES = 32764
+"""Most bytes of parameters that a kernel can have (CUDA 12.1 and later)."""
 
 
 def trace_addresses(program: Program) -> dict[int, frozenset[Origin]]:
-    """Origins of the address of each access, by instruction index; unreachable accesses come from nowhere and are opaque."""
+    """Origins of the address of each access, by instruction index; unreachable accesses come from nowhere and
+    are opaque.
+    """
     blocks = blocks_of(program)
     by_leader = {block.start: number for number, block in enumerate(blocks)}
     entering: dict[int, State] = {0: dict(program.symbols)} if blocks else {}
@@ -29,7 +34,7 @@ def trace_addresses(program: Program) -> dict[int, frozenset[Origin]]:
             _step(program.instructions[index], state)
         for target in program.instructions[block[-1]].follows:
             if target in by_leader and _join(entering, by_leader[target], state):
-                todo.append(by_leader[target])
+                todo.append(by_leader[target])  # noqa: PERF401  # the test changes `entering`
     traced: dict[int, frozenset[Origin]] = {}
     for number, block in enumerate(blocks):
         state = dict(entering.get(number, {}))
@@ -37,7 +42,8 @@ def trace_addresses(program: Program) -> dict[int, frozenset[Origin]]:
             instruction = program.instructions[index]
             if instruction.access is not None:
                 reached = number in entering
-                traced[index] = _origins(instruction.access.address, state) if reached else LOADED
+                found = _origins(instruction.access.address, state) if reached else LOADED
+                traced[index] = frozenset(_resolved(origin, program) for origin in found)
             _step(instruction, state)
     return traced
 
@@ -46,7 +52,7 @@ def _step(instruction: Instruction, state: State) -> None:
     """The effect of one instruction on the origins of registers."""
     if not instruction.writes:
         return
-    value = LOADED if instruction.is_opaque else _origins(instruction.reads, state)
+    value = LOADED if instruction.is_opaque else _moved(_origins(instruction.reads, state), instruction.adds)
     seeds = dict(instruction.seeds)
     for register in instruction.writes:
         new = seeds.get(register, NONE) | value
@@ -56,6 +62,30 @@ def _step(instruction: Instruction, state: State) -> None:
             state[register] = new
         else:
             state.pop(register, None)
+
+
+def _moved(origins: frozenset[Origin], adds: int | None) -> frozenset[Origin]:
+    """Origins after arithmetic: only a known sum keeps its place in the parameter space."""
+    if not any(o.kind is OriginKind.PARAMETER_SPACE for o in origins):
+        return origins
+    return frozenset(
+        o
+        if o.kind is not OriginKind.PARAMETER_SPACE
+        else Origin(OriginKind.LOADED)
+        if adds is None or not 0 <= o.parameter + adds <= MAX_PARAMETER_BYTES
+        else Origin(OriginKind.PARAMETER_SPACE, o.parameter + adds)
+        for o in origins
+    )
+
+
+def _resolved(origin: Origin, program: Program) -> Origin:
+    """An address in the parameter space as the parameter that lies there."""
+    if origin.kind is not OriginKind.PARAMETER_SPACE:
+        return origin
+    for slot in program.slots:
+        if slot.offset <= origin.parameter < slot.offset + slot.size_bytes:
+            return Origin(OriginKind.DESCRIPTOR, slot.ordinal)
+    return Origin(OriginKind.LOADED)
 
 
 def _origins(registers: tuple[str, ...], state: State) -> frozenset[Origin]:

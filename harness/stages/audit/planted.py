@@ -1,8 +1,9 @@
-"""The control of the audit: kernels with a planted fault and their repaired twins, read beside the real ones every time.
+"""The control of the audit: kernels with a planted fault and their repaired twins, read beside the real ones
+every time.
 
-`planted/` holds pairs `<case>.fault.*` and `<case>.fixed.*`: PTX, and its SASS for each architecture as the assembler and
-disassembler of CUDA 13.5 gave it. The head of a file says what must be found. A case that is not caught, or a twin in which
-anything is found, makes every audit NO_EVIDENCE.
+`planted/` holds pairs `<case>.fault.*` and `<case>.fixed.*`: PTX, and its SASS for each architecture as the
+assembler and disassembler of CUDA 13.5 gave it. The head of a file says what must be found. A case that is
+not caught, or a twin in which anything is found, makes every audit NO_EVIDENCE.
 """
 
 import re
@@ -32,7 +33,7 @@ class Planted(NamedTuple):
     name: str
     title: str
     expect: str
-    """A rule, `unclassed`, or `clean`."""
+    """Rules and `unclassed`, separated by commas, or `clean`."""
     program: ProgramFact
     accesses: tuple[AccessFact, ...]
 
@@ -52,20 +53,23 @@ def verdict(planted: Planted) -> tuple[bool, str]:
         found += [f.rule for f in program_findings(spilled, {"spill": 0})]
     if unclassed(planted.accesses):
         found.append("unclassed")
-    is_right = found == ([] if planted.expect == "clean" else [planted.expect])
-    return is_right, ", ".join(found) or "nothing"
+    said = ", ".join(found) or "clean"
+    return said == planted.expect, said
 
 
 def mutants(
     program: Program, parameters: tuple[Parameter, ...], launch: Launch
 ) -> Iterable[tuple[str, ProgramFact, tuple[AccessFact, ...]]]:
-    """The real kernel with a fault planted in it: its waits taken out, and its coherent loads made non-coherent.
+    """The real kernel with a fault planted in it: its waits taken out, and its coherent loads made
+    non-coherent.
 
     A mutation that leaves the kernel as it was is not given.
     """
     if program.has_wait() and launch.is_dependent is not False:
         bare = tuple(replace(i, is_wait=False) for i in program.instructions)
-        fact, accesses = read_facts(replace(program, instructions=bare), "mutant", parameters, launch, lambda _: "")
+        fact, accesses = read_facts(
+            replace(program, instructions=bare), "mutant", parameters, launch, lambda _: ""
+        )
         yield "wait_removed", fact, accesses
     changed = tuple(
         replace(i, access=replace(i.access, is_non_coherent=True))
@@ -74,7 +78,9 @@ def mutants(
         for i in program.instructions
     )
     if changed != program.instructions:
-        fact, accesses = read_facts(replace(program, instructions=changed), "mutant", parameters, launch, lambda _: "")
+        fact, accesses = read_facts(
+            replace(program, instructions=changed), "mutant", parameters, launch, lambda _: ""
+        )
         if any(a.is_non_coherent and a.roles not in ("", "weight") for a in accesses):
             yield "loads_made_non_coherent", fact, accesses
 
@@ -91,7 +97,9 @@ def _read(path: Path) -> Planted:
         resources = KernelResources("planted", 0, 0, 0, 0, 0, None, int(single["bank"], 16), slots)
         programs = parse_sass(text, {"planted": resources})
     if len(programs) != 1:
-        raise EvidenceError(f"{path.name}: {len(programs)} kernels were read where one is planted; restore the file")
+        raise EvidenceError(
+            f"{path.name}: {len(programs)} kernels were read where one is planted; restore the file"
+        )
     name = path.name.removesuffix(path.suffix)
     fact, accesses = read_facts(programs[0], name, parameters, Launch(is_dependent=True), lambda _: "")
     return Planted(name, single["title"], single["expect"], fact, accesses)

@@ -1,7 +1,9 @@
-"""One compiled kernel as the rules see it, whatever text it was read from: instructions, edges, accesses to memory.
+"""One compiled kernel as the rules see it, whatever text it was read from: instructions, edges, accesses to
+memory.
 
-PTX and SASS are parsed into the same records, so that one tracer and one set of rules serve both. Invariant: an instruction
-whose effect on addresses is not known is opaque: what it writes counts as loaded from memory, never as a known pointer.
+PTX and SASS are parsed into the same records, so that one tracer and one set of rules serve both. Invariant:
+an instruction whose effect on addresses is not known is opaque: what it writes counts as loaded from memory,
+never as a known pointer.
 """
 
 from dataclasses import dataclass, field
@@ -9,9 +11,18 @@ from enum import StrEnum
 from typing import NamedTuple
 
 __all__ = [
-    "Access", "AccessKind", "Instruction", "Level", "Origin", "OriginKind", "Program", "Slot", "SourceLine",
-    "blocks_of", "reached_without_wait",
-]  # fmt: skip
+    "Access",
+    "AccessKind",
+    "Instruction",
+    "Level",
+    "Origin",
+    "OriginKind",
+    "Program",
+    "Slot",
+    "SourceLine",
+    "blocks_of",
+    "reached_without_wait",
+]
 
 
 class Level(StrEnum):
@@ -39,6 +50,10 @@ class OriginKind(StrEnum):
     """The address of a kernel parameter itself: a tensor map handed by value."""
     LOADED = "loaded"
     """A value that was read from memory or made in a way that is not traced."""
+    PARAMETER_SPACE = "parameter_space"
+    """The address of a byte of the parameter space; `parameter` is its offset until it is resolved to a
+    descriptor.
+    """
     ON_CHIP = "on_chip"
     """Shared or local memory."""
 
@@ -95,6 +110,8 @@ class Instruction:
     reads: tuple[str, ...] = ()
     seeds: tuple[tuple[str, frozenset[Origin]], ...] = ()
     """Origins that a written register gets from the parameter space."""
+    adds: int | None = None
+    """The number that a result exceeds its source by, where the instruction does nothing else to it."""
     is_opaque: bool = False
     is_wait: bool = False
     """Waits for the grids that this launch depends on."""
@@ -140,7 +157,9 @@ def reached_without_wait(program: Program) -> frozenset[int]:
 
 
 def blocks_of(program: Program) -> tuple[range, ...]:
-    """Basic blocks in text order: only the last instruction of each may branch, only the first be branched to."""
+    """Basic blocks in text order: only the last instruction of each may branch, only the first be branched
+    to.
+    """
     count = len(program.instructions)
     leaders = {0} if count else set()
     for index, instruction in enumerate(program.instructions):

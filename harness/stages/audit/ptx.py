@@ -1,8 +1,9 @@
 """Read PTX text into programs: parameters, instructions with their edges, and accesses to global memory.
 
-It reads what NVVM and the DSL emit and what people write as inline assembly: nested scopes with labels of their own, vector
-operands, several statements a line. Source lines come from `.loc`; a `.loc` with column 0 is the DSL's stand-in for inline
-assembly, so such an instruction takes the line of the address it uses. What it leaves to callers: what an access means.
+It reads what NVVM and the DSL emit and what people write as inline assembly: nested scopes with labels of
+their own, vector operands, several statements a line. Source lines come from `.loc`; a `.loc` with column 0
+is the DSL's stand-in for inline assembly, so such an instruction takes the line of the address it uses. What
+it leaves to callers: what an access means.
 """
 
 import re
@@ -11,13 +12,23 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from harness.stages.audit.program import (
-    Access, AccessKind, Instruction, Level, Origin, OriginKind, Program, Slot, SourceLine,
-)  # fmt: skip
+    Access,
+    AccessKind,
+    Instruction,
+    Level,
+    Origin,
+    OriginKind,
+    Program,
+    Slot,
+    SourceLine,
+)
 
 __all__ = ["doubtful_lines", "parse_ptx"]
 
 ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\((.*?)\))?\s*[^{;]*\{", re.DOTALL)
-PARAMETER = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\s+[^,]*?)?([\w$]+)(?:\[(\d+)\])?\s*(?:,|$)")
+PARAMETER = re.compile(
+    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\s+[^,]*?)?([\w$]+)(?:\[(\d+)\])?\s*(?:,|$)"
+)
 FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.MULTILINE)
 LOC = re.compile(r"^\.loc\s+(\d+)\s+(\d+)\s+(\d+)")
 LABEL = re.compile(r"^([\w$]+)\s*:(?!:)\s*")
@@ -26,9 +37,28 @@ NAME = re.compile(r"[%$A-Za-z_][\w$.]*")
 GUARD = re.compile(r"^@!?[%\w$]+\s*")
 SIZES = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
 WITHOUT_RESULT = (
-    "st", "red", "bar", "barrier", "bra", "brx", "ret", "exit", "prefetch", "prefetchu", "membar", "fence", "cp",
-    "griddepcontrol", "discard", "applypriority", "trap", "nanosleep", "setmaxnreg", "stmatrix", "clusterlaunchcontrol",
-)  # fmt: skip
+    "st",
+    "red",
+    "bar",
+    "barrier",
+    "bra",
+    "brx",
+    "ret",
+    "exit",
+    "prefetch",
+    "prefetchu",
+    "membar",
+    "fence",
+    "cp",
+    "griddepcontrol",
+    "discard",
+    "applypriority",
+    "trap",
+    "nanosleep",
+    "setmaxnreg",
+    "stmatrix",
+    "clusterlaunchcontrol",
+)
 ON_CHIP = frozenset({Origin(OriginKind.ON_CHIP)})
 
 
@@ -231,9 +261,15 @@ def _access(parts: list[str], operands: list[str]) -> Access | None:
         return _copy_access(parts, operands, groups)
     if family in ("ld", "ldu", "st", "atom", "red", "prefetch", "prefetchu", "discard", "multimem"):
         spaces = {p.split("::")[0] for p in parts}
-        if spaces & {"shared", "param", "local", "const"} and "tensormap" not in parts:
+        # Fetching a tensor map touches the descriptor alone, which is a constant of the launch.
+        if spaces & {"shared", "param", "local", "const", "tensormap"}:
             return None
-        kinds = {"ld": AccessKind.LOAD, "ldu": AccessKind.LOAD, "st": AccessKind.STORE, "discard": AccessKind.STORE}
+        kinds = {
+            "ld": AccessKind.LOAD,
+            "ldu": AccessKind.LOAD,
+            "st": AccessKind.STORE,
+            "discard": AccessKind.STORE,
+        }
         kind = kinds.get(family, AccessKind.PREFETCH if family.startswith("prefetch") else AccessKind.ATOMIC)
         return Access(kind, _registers(groups[0]), _width(parts), "nc" in parts, "global" not in spaces)
     return None
@@ -258,7 +294,10 @@ def _registers(group: str) -> tuple[str, ...]:
 
 
 def _width(parts: list[str]) -> int | None:
-    unit = next((SIZES[m[1]] for p in reversed(parts) if (m := re.fullmatch(r"[bufs](\d+)", p)) and m[1] in SIZES), None)
+    unit = next(
+        (SIZES[m[1]] for p in reversed(parts) if (m := re.fullmatch(r"[bufs](\d+)", p)) and m[1] in SIZES),
+        None,
+    )
     many = next((int(p[1:]) for p in parts if re.fullmatch(r"v\d", p)), 1)
     return None if unit is None else unit * many
 

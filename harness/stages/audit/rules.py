@@ -1,7 +1,8 @@
 """The rules of the audit, over facts. Pure: the same rows give the same findings anywhere.
 
-Only weights may be touched before the wait for preceding grids, and only weights may be read non-coherently. What an address
-may come from is an upper bound, so an access that may be a weight or an activation counts as an activation.
+Only weights may be touched before the wait for preceding grids, and only weights may be read non-coherently.
+What an address may come from is an upper bound, so an access that may be a weight or an activation counts as
+an activation.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,19 +15,19 @@ __all__ = ["RULES", "access_findings", "program_findings", "unclassed"]
 RULES: Mapping[str, tuple[str, str]] = {
     "load_before_wait": (
         "reads {parameters} ({roles}) on a path that has not waited for the previous grid",
-        "move the load below griddepcontrol.wait and keep the compiler from hoisting it (a volatile statement with a memory "
-        "clobber)",
+        "move the load below griddepcontrol.wait and keep the compiler from hoisting it: a volatile "
+        "statement with a memory clobber",
     ),
     "prefetch_before_wait": (
         "prefetches {parameters} ({roles}) on a path that has not waited for the previous grid",
         "prefetch only weights above griddepcontrol.wait",
     ),
     "store_before_wait": (
-        "writes {parameters} ({roles}) on a path that has not waited for the previous grid, which may still read it",
+        "writes {parameters} ({roles}) on a path that has not waited for the previous grid, its reader",
         "move the store below griddepcontrol.wait",
     ),
     "non_coherent_load": (
-        "reads {parameters} ({roles}) through the non-coherent path, which another grid or this one may write",
+        "reads {parameters} ({roles}) non-coherently, though a running grid may write it",
         "use a coherent load; ld.global.nc is for static weights only",
     ),
     "store_to_read_only": (
@@ -37,10 +38,19 @@ RULES: Mapping[str, tuple[str, str]] = {
         "{figure} bytes of registers spill to local memory ({local} local accesses); allowed: {limit}",
         "cut live registers, or commit the spill as expected with its measurement",
     ),
-    "registers": ("{figure} registers a thread; expected at most {limit}", "find what grew, or commit the new figure"),
-    "shared_memory": ("{figure} bytes of shared memory; allowed: {limit}", "shrink stages, or commit the new figure"),
-    "cluster": ("launched with clusters of {figure} blocks; declared at most {limit}", "declare the cluster size"),
-}  # fmt: skip
+    "registers": (
+        "{figure} registers a thread; expected at most {limit}",
+        "find what grew, or commit the new figure",
+    ),
+    "shared_memory": (
+        "{figure} bytes of shared memory; allowed: {limit}",
+        "shrink stages, or commit the new figure",
+    ),
+    "cluster": (
+        "launched with clusters of {figure} blocks; declared at most {limit}",
+        "declare the cluster size",
+    ),
+}
 """By rule: what is wrong, and what to do."""
 READ_ONLY = frozenset({"weight", "activation", "index"})
 
@@ -56,13 +66,15 @@ def access_findings(programs: Sequence[ProgramFact], accesses: Iterable[AccessFa
     merged: dict[tuple[str, str, str, int | None, str], list[AccessFact]] = {}
     for access in accesses:
         for rule in _broken(access, dependent.get((access.subject, access.level), True)):
-            merged.setdefault((rule, access.level, access.path, access.line, access.parameters), []).append(access)
+            merged.setdefault((rule, access.level, access.path, access.line, access.parameters), []).append(
+                access
+            )
     return tuple(_finding(rule, same) for (rule, *_), same in merged.items())
 
 
 def program_findings(figures: Mapping[str, int], limits: Mapping[str, int]) -> tuple[Finding, ...]:
-    """Findings on what a kernel costs. `limits` has an entry for each rule that applies: `spill`, `registers`,
-    `shared_memory`, `cluster`; `figures` has the same names and `local_accesses`.
+    """Findings on what a kernel costs. `limits` has an entry for each rule that applies: `spill`,
+    `registers`, `shared_memory`, `cluster`; `figures` has the same names and `local_accesses`.
     """
     return tuple(
         Finding(
@@ -85,7 +97,11 @@ def _broken(access: AccessFact, is_dependent: bool) -> list[str]:
     found = []
     is_static = roles == {"weight"}
     if is_dependent and access.is_before_wait and not is_static:
-        found.append({"load": "load_before_wait", "prefetch": "prefetch_before_wait"}.get(access.kind, "store_before_wait"))
+        found.append(
+            {"load": "load_before_wait", "prefetch": "prefetch_before_wait"}.get(
+                access.kind, "store_before_wait"
+            )
+        )
     if access.is_non_coherent and not is_static:
         found.append("non_coherent_load")
     if access.kind in ("store", "atomic") and roles <= READ_ONLY:

@@ -1,9 +1,9 @@
 """Read `nvdisasm -g -c` text into programs, with parameters from the cubin.
 
-Registers are physical and reused, so origins follow the flow of control. A 64-bit address is known by its low register: the
-high one only carries. Parameters are words of constant bank 0; the first two words of a parameter that can hold an address
-are its pointer. What it cannot follow it says: indirect branches are `unresolved`, indexed constants and local memory are
-opaque.
+Registers are physical and reused, so origins follow the flow of control. A 64-bit address is known by its low
+register: the high one only carries. Parameters are words of constant bank 0; the first two words of a
+parameter that can hold an address are its pointer. What it cannot follow it says: indirect branches are
+`unresolved`, indexed constants and local memory are opaque.
 """
 
 import re
@@ -13,8 +13,15 @@ from typing import NamedTuple
 
 from harness.stages.audit.cubin import KernelResources
 from harness.stages.audit.program import (
-    Access, AccessKind, Instruction, Level, Origin, OriginKind, Program, SourceLine,
-)  # fmt: skip
+    Access,
+    AccessKind,
+    Instruction,
+    Level,
+    Origin,
+    OriginKind,
+    Program,
+    SourceLine,
+)
 
 __all__ = ["parse_sass"]
 
@@ -29,14 +36,63 @@ TARGET = re.compile(r"`\(([^)]+)\)")
 BRANCH_TARGETS = re.compile(r"BRANCH_TARGETS\s+([^\"*]+)")
 PREDICATE = re.compile(r"^!?U?P(T|\d+)$")
 WITHOUT_RESULT = (
-    "ST", "RED", "BAR", "MEMBAR", "ERRBAR", "CGAERRBAR", "CCTL", "BRA", "BRX", "JMP", "EXIT", "BSSY", "BSYNC", "NOP", "RET",
-    "CALL", "UBLK", "UTMA", "UTMC", "LDGSTS", "LDGDEPBAR", "DEPBAR", "FENCE", "UCGABAR", "ACQBULK", "PREEXIT", "WARPSYNC",
-    "NANOSLEEP", "YIELD", "BREAK", "KILL", "BPT", "PLOP3", "ISETP", "FSETP", "DSETP", "HSETP2", "UISETP", "UTCBAR", "UTCMMA",
-    "UTCHMMA", "UTCQMMA", "UTCOMMA", "STT", "ENDCOLLECTIVE", "WARPGROUP", "USETMAXREG", "SYNCS",
-)  # fmt: skip
+    "ST",
+    "RED",
+    "BAR",
+    "MEMBAR",
+    "ERRBAR",
+    "CGAERRBAR",
+    "CCTL",
+    "BRA",
+    "BRX",
+    "JMP",
+    "EXIT",
+    "BSSY",
+    "BSYNC",
+    "NOP",
+    "RET",
+    "CALL",
+    "UBLK",
+    "UTMA",
+    "UTMC",
+    "LDGSTS",
+    "LDGDEPBAR",
+    "DEPBAR",
+    "FENCE",
+    "UCGABAR",
+    "ACQBULK",
+    "PREEXIT",
+    "WARPSYNC",
+    "NANOSLEEP",
+    "YIELD",
+    "BREAK",
+    "KILL",
+    "BPT",
+    "PLOP3",
+    "ISETP",
+    "FSETP",
+    "DSETP",
+    "HSETP2",
+    "UISETP",
+    "UTCBAR",
+    "UTCMMA",
+    "UTCHMMA",
+    "UTCQMMA",
+    "UTCOMMA",
+    "STT",
+    "ENDCOLLECTIVE",
+    "WARPGROUP",
+    "USETMAXREG",
+    "SYNCS",
+)
 OPAQUE = ("LD", "ATOM", "SYNCS", "RPCMOV", "TLD", "TEX", "SULD")
 LOADED = frozenset({Origin(OriginKind.LOADED)})
 WAIT = "ACQBULK"
+SPACE_WORDS = {0x210: 0x198, 0x380: 0x348}
+"""Word of constant bank 0 that holds the parameter space's own address, by the offset at which parameters
+begin (sm_90; sm_100 and sm_103), as CUDA 13.5 lays the bank out."""
+COPIES = ("MOV", "UMOV", "R2UR")
+SUMS = ("IADD", "UIADD", "VIADD")
 
 
 class _Line(NamedTuple):
@@ -52,7 +108,8 @@ def parse_sass(
 ) -> tuple[Program, ...]:
     """Every kernel of a disassembly that the cubin names, in text order.
 
-    `doubtful` are source lines that stand for inline assembly; instructions there take the line of their address.
+    `doubtful` are source lines that stand for inline assembly; instructions there take the line of their
+    address.
     """
     sections: dict[str, list[str]] = {}
     current: list[str] | None = None
@@ -80,16 +137,16 @@ def _program(name: str, rows: list[str], kernel: KernelResources, doubtful: froz
         instruction = _instruction(row, words)
         if row.line in doubtful:
             names = instruction.access.address if instruction.access else ()
-            instruction = replace(instruction, line=next((written[n] for n in names if written.get(n)), row.line))
+            instruction = replace(
+                instruction, line=next((written[n] for n in names if written.get(n)), row.line)
+            )
         else:
             written.update(dict.fromkeys(instruction.writes, row.line))
         follows, is_known = _successors(row, index, lines, labels, convergence)
         if not is_known:
             unresolved.append(instruction.text)
         instructions.append(replace(instruction, follows=follows))
-    return Program(
-        name, Level.SASS, kernel.slots, tuple(instructions), unresolved=tuple(unresolved)
-    )
+    return Program(name, Level.SASS, kernel.slots, tuple(instructions), unresolved=tuple(unresolved))
 
 
 def _read_rows(rows: list[str]) -> tuple[list[_Line], dict[str, int]]:
@@ -119,6 +176,8 @@ def _pointer_words(kernel: KernelResources) -> dict[int, frozenset[Origin]]:
             for half in (0, 4):
                 origin = Origin(OriginKind.POINTER, slot.ordinal)
                 words[kernel.bank_offset + slot.offset + half] = frozenset({origin})
+    if kernel.bank_offset in SPACE_WORDS:
+        words[SPACE_WORDS[kernel.bank_offset]] = frozenset({Origin(OriginKind.PARAMETER_SPACE, 0)})
     return words
 
 
@@ -145,6 +204,7 @@ def _instruction(row: _Line, words: dict[int, frozenset[Origin]]) -> Instruction
         writes=writes,
         reads=reads,
         seeds=seeds,
+        adds=_sum(parts[0], sources),
         is_opaque=row.opcode.startswith(OPAQUE) or any(INDEXED_BANK.search(o) for o in sources),
         is_wait=row.opcode == WAIT,
         access=_access(parts, operands),
@@ -172,7 +232,11 @@ def _result_words(parts: list[str]) -> int:
         return 4
     if parts[0] == "LDSM":
         return int(parts[-1]) if parts[-1] in ("2", "4") else 1
-    wide = "64" in parts or "WIDE" in parts or (parts[0] in ("CS2R", "DADD", "DMUL", "DFMA") and "32" not in parts)
+    wide = (
+        "64" in parts
+        or "WIDE" in parts
+        or (parts[0] in ("CS2R", "DADD", "DMUL", "DFMA") and "32" not in parts)
+    )
     return 2 if wide else 1
 
 
@@ -196,13 +260,25 @@ def _operand_seeds(
     return tuple((w, found) for w in writes) if found else ()
 
 
+def _sum(family: str, sources: list[str]) -> int | None:
+    """What an addition of one register and immediates, or a copy, adds; None for anything else."""
+    if family in COPIES:
+        return 0
+    rest = [o for o in sources if o not in ("RZ", "URZ") and not PREDICATE.match(o)]
+    numbers = [int(o, 16) for o in rest if re.fullmatch(r"-?0x[0-9a-f]+", o)]
+    is_plain = sum(_is_register(o) for o in rest) == 1 and len(rest) == 1 + len(numbers)
+    return sum(numbers) if family.startswith(SUMS) and is_plain else None
+
+
 def _access(parts: list[str], operands: list[str]) -> Access | None:
     family = parts[0]
     groups = [re.sub(r"desc\[[^\]]*\]", "", o) for o in operands if "[" in o and not o.startswith("c[")]
     if not groups:
         return None
     width = next((int(p) // 8 for p in parts if p in ("64", "128", "256")), 4)
-    width = {"U8": 1, "S8": 1, "U16": 2, "S16": 2}.get(next((p for p in parts if p[:1] in "US" and p[1:].isdigit()), ""), width)
+    width = {"U8": 1, "S8": 1, "U16": 2, "S16": 2}.get(
+        next((p for p in parts if p[:1] in "US" and p[1:].isdigit()), ""), width
+    )
     match family:
         case "LDG" | "LD":
             return Access(AccessKind.LOAD, _address(groups[0]), width, "CONSTANT" in parts, family == "LD")
@@ -217,7 +293,9 @@ def _access(parts: list[str], operands: list[str]) -> Access | None:
         case "UBLKCP":
             # S.G: shared from global; G.S: global from shared; the destination comes first.
             is_load = parts[1:3] == ["S", "G"]
-            return Access(AccessKind.LOAD if is_load else AccessKind.STORE, _address(groups[1 if is_load else 0]), None)
+            return Access(
+                AccessKind.LOAD if is_load else AccessKind.STORE, _address(groups[1 if is_load else 0]), None
+            )
         case "UBLKPF" | "UTMAPF":
             return Access(AccessKind.PREFETCH, _address(groups[0]), None)
         case "UBLKRED" | "UTMAREDG":
@@ -237,9 +315,11 @@ def _address(group: str) -> tuple[str, ...]:
 
 
 def _convergence_points(lines: list[_Line], labels: dict[str, int]) -> dict[int, tuple[int, ...]]:
-    """Where threads go on after each BSYNC: the places that the BSSY instructions reaching it on some path name.
+    """Where threads go on after each BSYNC: the places that the BSSY instructions reaching it on some path
+    name.
 
-    Barrier registers are reused, so this follows the flow of control; a BSYNC's own successors grow as it does.
+    Barrier registers are reused, so this follows the flow of control; a BSYNC's own successors grow as it
+    does.
     """
     reaching: dict[int, dict[str, frozenset[int]]] = {0: {}} if lines else {}
     points: dict[int, tuple[int, ...]] = {}
@@ -259,7 +339,9 @@ def _convergence_points(lines: list[_Line], labels: dict[str, int]) -> dict[int,
                 todo.append(following)
                 continue
             known = reaching[following]
-            merged = {k: known.get(k, frozenset()) | state.get(k, frozenset()) for k in known.keys() | state.keys()}
+            merged = {
+                k: known.get(k, frozenset()) | state.get(k, frozenset()) for k in known.keys() | state.keys()
+            }
             if merged != known:
                 reaching[following] = merged
                 todo.append(following)
@@ -267,7 +349,11 @@ def _convergence_points(lines: list[_Line], labels: dict[str, int]) -> dict[int,
 
 
 def _successors(
-    row: _Line, index: int, lines: list[_Line], labels: dict[str, int], convergence: dict[int, tuple[int, ...]]
+    row: _Line,
+    index: int,
+    lines: list[_Line],
+    labels: dict[str, int],
+    convergence: dict[int, tuple[int, ...]],
 ) -> tuple[tuple[int, ...], bool]:
     """(where control may go next, whether that is known)."""
     following = (index + 1,) if index + 1 < len(lines) else ()
@@ -277,7 +363,9 @@ def _successors(
             return (following if row.guard else ()), True
         case "BSYNC":
             known = convergence.get(index, ())
-            return tuple(dict.fromkeys((*known, *following))) if row.guard or not known else known, bool(known)
+            return tuple(dict.fromkeys((*known, *following))) if row.guard or not known else known, bool(
+                known
+            )
         case "BRX" | "JMX":
             table = BRANCH_TARGETS.search(row.operands)
             names = [n.strip() for n in table[1].split(",")] if table else []
@@ -287,7 +375,11 @@ def _successors(
             target = TARGET.search(row.operands)
             if target is None or target[1] not in labels:
                 return following, False
-            is_conditional = row.guard or family == "CALL" or PREDICATE.match(row.operands.split(",")[0].strip()) is not None
+            is_conditional = (
+                row.guard
+                or family == "CALL"
+                or PREDICATE.match(row.operands.split(",")[0].strip()) is not None
+            )
             jump = (labels[target[1]],) if labels[target[1]] < len(lines) else ()
             return (tuple(dict.fromkeys((*following, *jump))) if is_conditional else jump), True
     return following, True

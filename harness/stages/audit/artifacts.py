@@ -1,0 +1,243 @@
+"""Compiled kernels on disk: compile what is missing in child processes, keep what was compiled, by content.
+
+An entry's key covers the variant's source and every module of the pack that it imports, the compiler's and
+disassembler's versions and the architecture. Invariant: an entry appears whole or not at all; entries whose
+compilation failed are not kept, so that the next run tries them again. At most two children run at once: each
+holds a compiler of about 1 GiB.
+"""
+
+import ast
+import fcntl
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.domain.pack import KernelVariant, Pack
+from harness.domain.record import canonical_bytes, sha256_hex
+from harness.domain.stage import StageContext
+
+__all__ = ["INSTALL", "Compiled", "compile_missing", "compiler_missing", "find_compiled"]
+
+INSTALL = "pip install 'fasttrack[gpu]'"
+"""Command that brings the compiler and the disassembler."""
+DISTRIBUTIONS = (
+    "nvidia-cutlass-dsl",
+    "nvidia-cutlass-dsl-libs-core",
+    "nvidia-cutlass-dsl-libs-base",
+    "nvidia-cutlass-dsl-libs-cu13",
+    "nvidia-cuda-nvdisasm",
+    "apache-tvm-ffi",
+)
+SUFFIXES = (".ptx", ".cubin", ".sass", ".json")
+MAX_CHILDREN = 2
+SMALL_JOB, LARGE_JOB = 6, 16
+"""Variants a child compiles: importing the compiler takes about as long as compiling one."""
+JOB_TIMEOUT_S = 900.0
+POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """One variant for one architecture: its files, or why there are none."""
+
+    folder: Path | None
+    name: str
+    error: str | None = None
+
+    def text(self, suffix: str) -> str | None:
+        """A text file by suffix, None where the compile left none."""
+        path = None if self.folder is None else self.folder / f"{self.name}{suffix}"
+        return path.read_text() if path is not None and path.exists() else None
+
+    def cubin(self) -> bytes:
+        """The cubin's bytes."""
+        if self.folder is None:
+            raise AssertionError(f"{self.name} did not compile: {self.error}")
+        return (self.folder / f"{self.name}.cubin").read_bytes()
+
+    def record(self) -> dict[str, object]:
+        """What the compiling process said of it."""
+        text = self.text(".json")
+        return {} if text is None else dict(json.loads(text))
+
+
+class _Job(NamedTuple):
+    architecture: str
+    names: tuple[str, ...]
+    folder: Path
+
+
+def compiler_missing() -> str | None:
+    """Why kernels cannot be compiled and read here, with the command that mends it; None when they can."""
+    if importlib.util.find_spec("cutlass") is None:
+        return f"the kernel compiler (nvidia-cutlass-dsl) is not installed; install it with: {INSTALL}"
+    try:
+        metadata.distribution("nvidia-cuda-nvdisasm")
+    except metadata.PackageNotFoundError:
+        return f"the disassembler (nvidia-cuda-nvdisasm) is not installed; install it with: {INSTALL}"
+    return None
+
+
+def find_compiled(context: StageContext, variant: KernelVariant, architecture: str) -> Compiled | None:
+    """The variant's files where an earlier compile of the same content left them."""
+    folder = _entry(context, variant, architecture)
+    return Compiled(folder, variant.name) if folder.is_dir() else None
+
+
+def compile_missing(
+    context: StageContext, wanted: Sequence[tuple[KernelVariant, str]]
+) -> dict[tuple[str, str], str]:
+    """Compile every (variant, architecture) that has no entry yet; gives the errors of those that failed."""
+    with _lock(context.cache / "audit"):
+        missing = [(v, a) for v, a in wanted if not _entry(context, v, a).is_dir()]
+        if not missing:
+            return {}
+        errors: dict[tuple[str, str], str] = {}
+        with tempfile.TemporaryDirectory(dir=context.cache / "audit", prefix="building-") as place:
+            jobs = _jobs(missing, Path(place))
+            ends = _run(context, jobs)
+            by_name = {(v.name, a): v for v, a in missing}
+            for job, end in zip(jobs, ends, strict=True):
+                for name in job.names:
+                    variant = by_name[name, job.architecture]
+                    error = _collect(job, name, _entry(context, variant, job.architecture), end)
+                    if error is not None:
+                        errors[name, job.architecture] = error
+        return errors
+
+
+def _entry(context: StageContext, variant: KernelVariant, architecture: str) -> Path:
+    key = {
+        "format": 1,
+        "variant": variant.name,
+        "architecture": architecture,
+        "sources": _source_digests(context.pack, variant),
+        "compiler": {n: _version(n) for n in DISTRIBUTIONS},
+        "python": sys.version_info[:2],
+    }
+    return context.cache / "audit" / architecture / f"{variant.name}-{sha256_hex(canonical_bytes(key))[:24]}"
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _source_digests(pack: Pack, variant: KernelVariant) -> dict[str, str]:
+    """sha256 by path of the variant's module and of every module of the pack that it needs."""
+    package = pack.root.name
+    found: dict[str, str] = {}
+    todo = [pack.root / variant.source.removeprefix(pack.repository_prefix), pack.root / "compile.py"]
+    while todo:
+        path = todo.pop()
+        name = path.relative_to(pack.root).as_posix()
+        if name in found or not path.is_file():
+            continue
+        content = path.read_bytes()
+        found[name] = sha256_hex(content)
+        for module in _imports(content):
+            if module.split(".")[0] == package:
+                place = pack.root.joinpath(*module.split(".")[1:])
+                todo += [place.with_suffix(".py"), place / "__init__.py"] if place != pack.root else []
+    return found
+
+
+def _imports(content: bytes) -> Iterator[str]:
+    """Absolute module names a source file imports, names imported from packages included."""
+    try:
+        tree = ast.parse(content)
+    except SyntaxError:
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _jobs(missing: Sequence[tuple[KernelVariant, str]], place: Path) -> list[_Job]:
+    size = LARGE_JOB if len(missing) > 4 * LARGE_JOB else SMALL_JOB
+    jobs = []
+    for architecture in dict.fromkeys(a for _, a in missing):
+        names = [v.name for v, a in missing if a == architecture]
+        for start in range(0, len(names), size):
+            part = tuple(names[start : start + size])
+            jobs.append(_Job(architecture, part, place / f"{architecture}-{start}"))  # two loops
+    return jobs
+
+
+def _run(context: StageContext, jobs: list[_Job]) -> list[str]:
+    """Run every job, two at a time; gives how each ended, in words."""
+    ends = [""] * len(jobs)
+    todo = list(enumerate(jobs))
+    running: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
+    total = sum(len(job.names) for job in jobs)
+    said = -1
+    with (context.logs / "audit-compile.log").open("ab") as log:
+        try:
+            while todo or running:
+                while todo and len(running) < MAX_CHILDREN:
+                    number, job = todo.pop(0)
+                    job.folder.mkdir(parents=True)
+                    command = context.pack.compile_command(job.architecture, job.names, job.folder)
+                    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+                    running[number] = (child, time.monotonic() + JOB_TIMEOUT_S)
+                for number, (child, limit) in list(running.items()):
+                    if child.poll() is None and time.monotonic() > limit:
+                        child.kill()
+                        child.wait()
+                        ends[number] = f"stopped after {JOB_TIMEOUT_S:.0f} s"
+                    if child.poll() is not None:
+                        ends[number] = ends[number] or f"ended with code {child.returncode}"
+                        del running[number]
+                done = sum(len(list(job.folder.glob("*.json"))) for job in jobs if job.folder.exists())
+                if done != said:
+                    context.progress(f"compiling kernels: {done} of {total}")
+                    said = done
+                time.sleep(POLL_S)
+        finally:
+            for child, _ in running.values():
+                child.kill()
+                child.wait()
+    return ends
+
+
+def _collect(job: _Job, name: str, entry: Path, end: str) -> str | None:
+    """Move one variant's files to its entry; gives the error where it has none."""
+    record = job.folder / f"{name}.json"
+    if not record.exists():
+        return f"the compiling process {end} before {name} was done; see audit-compile.log"
+    error = json.loads(record.read_text()).get("error")
+    if error is not None:
+        return str(error)
+    partial = entry.with_name(entry.name + ".part")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for suffix in SUFFIXES:
+        path = job.folder / f"{name}{suffix}"
+        if path.exists():
+            shutil.move(path, partial / path.name)
+    partial.rename(entry)
+    return None
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """One compiling harness at a time in a cache folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

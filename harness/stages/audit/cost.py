@@ -1,0 +1,114 @@
+"""What a compiled kernel costs: registers, spills, shared memory, barriers, occupancy, load widths, matrix
+instructions.
+
+Limits are those of sm_90a, sm_100a and sm_103a, which are alike here (CUDA C++ Programming Guide 13,
+"Technical Specifications per Compute Capability").
+"""
+
+from collections.abc import Mapping, Sequence
+
+from harness.domain.check import Figure, Samples
+from harness.domain.record import Scalar
+from harness.stages.audit.cubin import KernelResources
+from harness.stages.audit.facts import AccessFact, ProgramFact
+from harness.stages.audit.rules import unclassed
+
+__all__ = ["RESOURCE_COLUMNS", "SHARED_LIMIT_BYTES", "costs", "figures", "occupancy_blocks", "resource_row"]
+
+SHARED_LIMIT_BYTES = 227 * 1024
+"""Most shared memory of one block."""
+SM_SHARED_BYTES = 228 * 1024
+SM_REGISTERS = 65536
+SM_THREADS = 2048
+SM_BLOCKS = 32
+REGISTER_UNIT = 256
+"""Registers are given to warps in units of this many."""
+RESERVED_SHARED_BYTES = 1024
+"""Shared memory that the driver takes for each block."""
+RESOURCE_COLUMNS = ("registers", "frame_bytes", "shared_bytes", "named_barriers", "mbarriers", "threads")
+
+
+def resource_row(resources: KernelResources) -> tuple[Scalar, ...]:
+    """One kernel's resources as a row of their sample table."""
+    x, y, z = resources.threads or (0, 0, 0)
+    return (
+        resources.registers,
+        resources.frame_bytes,
+        resources.shared_bytes,
+        resources.named_barriers,
+        resources.mbarriers,
+        x * y * z or None,
+    )
+
+
+def occupancy_blocks(registers: int, shared_bytes: int, threads: int) -> int:
+    """Blocks of one kernel that fit on a multiprocessor at once."""
+    warps = -(-threads // 32)
+    registers_a_warp = -(-registers * 32 // REGISTER_UNIT) * REGISTER_UNIT
+    by_registers = SM_REGISTERS // (registers_a_warp * warps)
+    by_shared = SM_SHARED_BYTES // (shared_bytes + RESERVED_SHARED_BYTES)
+    return min(by_registers, by_shared, SM_THREADS // (warps * 32), SM_BLOCKS)
+
+
+def costs(samples: Samples, programs: Sequence[ProgramFact]) -> Mapping[str, int]:
+    """The largest of each cost over the variant's kernels, named as the rules name them."""
+    rows = _resources(samples)
+    declared = max((p.local_bytes for p in programs if p.level == "ptx"), default=0)
+    local = sum(p.local_accesses for p in programs if p.level == "sass")
+    frame = max((int(r["frame_bytes"] or 0) for r in rows), default=0)
+    return {
+        # A frame without local accesses is a call's; a declared array is the author's own.
+        "spill": max(0, frame - declared) if local else 0,
+        "local_accesses": local,
+        "registers": max((int(r["registers"] or 0) for r in rows), default=0),
+        "shared_memory": max((int(r["shared_bytes"] or 0) for r in rows), default=0),
+        "cluster": max((p.cluster_blocks for p in programs), default=1),
+    }
+
+
+def figures(
+    samples: Samples, programs: Sequence[ProgramFact], accesses: Sequence[AccessFact]
+) -> tuple[Figure, ...]:
+    """Everything a reader compares between architectures and heads."""
+    rows = _resources(samples)
+    total = costs(samples, programs)
+    sass = [p for p in programs if p.level == "sass"]
+    loads = [a for a in accesses if a.level == "sass" and a.kind == "load" and a.width_bytes is not None]
+    wide = sum((a.width_bytes or 0) >= 16 for a in loads)
+    return (
+        Figure(name="registers", value=total["registers"]),
+        Figure(name="spill_bytes", value=total["spill"]),
+        Figure(name="local_accesses", value=total["local_accesses"]),
+        Figure(name="shared_bytes", value=total["shared_memory"], note="static, the driver's part included"),
+        Figure(name="named_barriers", value=max((int(r["named_barriers"] or 0) for r in rows), default=0)),
+        Figure(name="mbarriers", value=sum(int(r["mbarriers"] or 0) for r in rows)),
+        _occupancy(rows),
+        Figure(name="cluster_blocks", value=total["cluster"]),
+        Figure(name="instructions", value=sum(p.instructions for p in sass), note="SASS"),
+        Figure(name="matrix_instructions", value=sum(p.tensor_core for p in sass), note="SASS"),
+        Figure(name="multicast_instructions", value=sum(p.multicast for p in sass), note="SASS"),
+        Figure(
+            name="load16_share",
+            value=round(wide / len(loads), 4) if loads else None,
+            missing=None if loads else "the kernel has no global loads by threads",
+            note="share of global load instructions that move 16 bytes or more a thread",
+        ),
+        Figure(name="accesses", value=len(accesses), note="PTX and SASS together"),
+        Figure(name="unclassed_accesses", value=len(unclassed(accesses))),
+    )
+
+
+def _occupancy(rows: Sequence[Mapping[str, Scalar]]) -> Figure:
+    known = [r for r in rows if r["threads"]]
+    if not known:
+        return Figure(name="blocks_per_sm", value=None, missing="the kernel does not fix its block size")
+    fit = min(
+        occupancy_blocks(int(r["registers"] or 0), int(r["shared_bytes"] or 0), int(r["threads"] or 0))
+        for r in known
+    )
+    return Figure(name="blocks_per_sm", value=fit)
+
+
+def _resources(samples: Samples) -> Sequence[Mapping[str, Scalar]]:
+    table = samples.table("resources")
+    return table.records() if table else ()

@@ -1,0 +1,204 @@
+"""From rows to an outcome: pure, so that anyone can judge a bundle's samples again.
+
+The control comes first (were the planted faults caught, in the planted kernels and in this one), then what is
+wrong, then what could not be told.
+"""
+
+from typing import Any
+
+from harness.domain.check import Check, Control, Figure, Finding, Outcome, Samples, Status
+from harness.domain.record import Scalar
+from harness.stages.audit import cost
+from harness.stages.audit.facts import AccessFact, ProgramFact
+from harness.stages.audit.rules import access_findings, program_findings, unclassed
+
+__all__ = ["judge"]
+
+MAX_FINDINGS = 60
+
+
+def judge(check: Check, samples: Samples) -> Outcome:
+    """The outcome from what was read: pure."""
+    if check.parameter("variant") is None:
+        arch = check.cell.arch if check.cell else ""
+        return _outcome(
+            check,
+            samples,
+            Status.FAIL,
+            f"op {check.op} has no kernel variant for {arch}, which the claim names",
+            "add a variant that names the architecture, or narrow the claim",
+        )
+    error = _value(samples, "compile", "error")
+    if error is not None:
+        return _outcome(check, samples, Status.FAIL, f"does not compile: {error}"[:500], _again(check))
+    missing = _value(samples, "compile", "missing")
+    programs = tuple(ProgramFact(**r) for r in _records(samples, "programs"))
+    accesses = tuple(AccessFact(**r) for r in _records(samples, "accesses"))
+    control = _control(samples)
+    figures = cost.figures(samples, programs, accesses)
+    if missing is not None or {p.level for p in programs} != {"ptx", "sass"} or not accesses:
+        reason = (
+            missing or f"{len(programs)} programs with {len(accesses)} accesses to global memory were read"
+        )
+        return _outcome(
+            check,
+            samples,
+            Status.NO_EVIDENCE,
+            f"the kernel was not read at both levels: {reason}",
+            "install the disassembler, or look at the kept PTX and SASS",
+            figures=figures,
+        )
+    findings = _waived(
+        check, (*access_findings(programs, accesses), *_cost_findings(check, samples, programs))
+    )
+    return _decide(check, samples, control, figures, findings, len(unclassed(accesses)), programs)
+
+
+def _decide(
+    check: Check,
+    samples: Samples,
+    control: Control,
+    figures: tuple[Figure, ...],
+    findings: tuple[Finding, ...],
+    strangers: int,
+    programs: tuple[ProgramFact, ...],
+) -> Outcome:
+    """Control first, then what is wrong, then what could not be told."""
+    standing = [f for f in findings if f.waived is None]
+    shown = findings[:MAX_FINDINGS]
+    if not control.failed:
+        return _outcome(
+            check,
+            samples,
+            Status.NO_EVIDENCE,
+            f"a planted fault was not caught: {control.observed}",
+            "mend the audit's rules or its planted kernels; no audit counts until then",
+            control,
+            figures,
+            shown,
+        )
+    if standing:
+        rules = ", ".join(dict.fromkeys(f.rule for f in standing))
+        return _outcome(
+            check,
+            samples,
+            Status.FAIL,
+            f"{len(standing)} findings: {rules}",
+            standing[0].remedy,
+            control,
+            figures,
+            shown,
+        )
+    unmatched = [p for p in programs if not p.has_matched_roles]
+    unresolved = sum(p.unresolved for p in programs)
+    if unmatched or unresolved or strangers > check.number("max_unclassed"):
+        what = (
+            "declared parameters do not match the kernel's"
+            if unmatched
+            else f"{unresolved} branches or calls go to unknown places"
+            if unresolved
+            else f"{strangers} accesses could not be traced to a parameter"
+        )
+        return _outcome(
+            check,
+            samples,
+            Status.INCONCLUSIVE,
+            what,
+            "name the kernel's tensor parameters in launch order, or write addresses so that they can be traced",
+            control,
+            figures,
+            shown,
+        )
+    count = next(f.value for f in figures if f.name == "accesses")
+    return _outcome(
+        check,
+        samples,
+        Status.PASS,
+        f"{count} accesses at both levels, all of them allowed; no spill",
+        "",
+        control,
+        figures,
+        shown,
+    )
+
+
+def _waived(check: Check, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    waivers = {
+        t.name.removeprefix("waived."): str(t.value) for t in check.thresholds if t.name.startswith("waived.")
+    }
+    return tuple(f.model_copy(update={"waived": waivers.get(f.rule)}) for f in findings)
+
+
+def _control(samples: Samples) -> Control:
+    """Whether every planted fault was caught, every twin clean, and every fault planted in this kernel
+    noticed.
+    """
+    rows = _records(samples, "control")
+    wrong = [
+        f"{r['name']}: expected {r['expected']}, said {r['observed']}"
+        for r in rows
+        if r["is_right"] is not True
+    ]
+    faults = sum(r["expected"] != "clean" for r in rows)
+    by_mutation: dict[str, list[AccessFact]] = {}
+    for record in _records(samples, "mutants"):
+        facts = by_mutation.setdefault(str(record.pop("mutation")), [])
+        if record["subject"] is not None:
+            facts.append(AccessFact(**record))
+    missed = [m for m, facts in by_mutation.items() if not access_findings([], facts)]
+    observed = (
+        f"caught {faults} planted faults and {len(by_mutation)} own mutants; {len(rows) - faults} twins clean"
+    )
+    bad = [*wrong, *(f"{m} went unnoticed" for m in missed)]
+    return Control(
+        kind="planted",
+        description="planted kernels; this kernel with its wait removed, and with its loads made non-coherent",
+        failed=bool(faults) and not bad,
+        observed="; ".join(bad)[:500] if bad else observed,
+    )
+
+
+def _cost_findings(check: Check, samples: Samples, programs: tuple[ProgramFact, ...]) -> tuple[Finding, ...]:
+    limits = {
+        name: int(check.number(name))
+        for name in ("spill", "registers", "shared_memory", "cluster")
+        if any(t.name == name for t in check.thresholds)
+    }
+    return program_findings(cost.costs(samples, programs), limits)
+
+
+def _records(samples: Samples, name: str) -> tuple[dict[str, Any], ...]:
+    """Rows of a table; their columns are the fields of the fact they were made from."""
+    table = samples.table(name)
+    return table.records() if table else ()
+
+
+def _value(samples: Samples, table: str, column: str) -> Scalar:
+    found = samples.table(table)
+    return None if found is None else found.records()[0][column]
+
+
+def _again(check: Check) -> str:
+    return f"read audit-compile.log of the run, then `fasttrack run audit`; the variant is {check.subject}"
+
+
+def _outcome(
+    check: Check,
+    samples: Samples,
+    status: Status,
+    summary: str,
+    next_step: str,
+    control: Control | None = None,
+    figures: tuple[Figure, ...] = (),
+    findings: tuple[Finding, ...] = (),
+) -> Outcome:
+    return Outcome(
+        check=check.id,
+        status=status,
+        tier=samples.tier,
+        summary=summary,
+        next_step=next_step,
+        control=control,
+        figures=figures,
+        findings=findings,
+    )
