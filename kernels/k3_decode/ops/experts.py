@@ -5,7 +5,8 @@ id below 0 is skipped. On a tensor-parallel rank I is the rank's share and the s
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import torch
 from torch.nn import functional
@@ -24,11 +25,13 @@ from k3_decode.ops.mxfp4 import SCALE_BIAS, dequantise
 from k3_decode.ops.situ_mlp import situ
 from k3_decode.shapes import MXFP4_GROUP
 
-__all__ = ["SPEC", "oracle", "stock"]
+__all__ = ["SPEC", "WeightsOf", "combine", "oracle", "stock", "unpacked"]
 
 REGIMES = (*BASE_REGIMES, "one_expert_set", "skipped_ids", "mixed_scales", "strided_rows")
 CODE_RMS = 2.926
 """Root mean square of an evenly drawn E2M1 value."""
+WeightsOf: TypeAlias = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
+"""An expert's bf16 weights (w13, w2) by its id."""
 
 
 def stock(
@@ -43,16 +46,37 @@ def stock(
     out: torch.Tensor,
 ) -> None:
     """Expert by expert: weights to bf16, bf16 GEMMs, bf16 between them; the weighted sum in fp32."""
-    total = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
+    out.copy_(combine(latent, ids, weights, unpacked(w13, w13_scale, w2, w2_scale), situ))
+
+
+def unpacked(
+    w13: torch.Tensor, w13_scale: torch.Tensor, w2: torch.Tensor, w2_scale: torch.Tensor
+) -> WeightsOf:
+    """bf16 weights of one expert at a time."""
+
+    def weights_of(expert: int) -> tuple[torch.Tensor, torch.Tensor]:
+        first = dequantise(w13[expert], w13_scale[expert], torch.bfloat16)
+        return first, dequantise(w2[expert], w2_scale[expert], torch.bfloat16)
+
+    return weights_of
+
+
+def combine(
+    latent: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    weights_of: WeightsOf,
+    activation: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """bf16 weighted sum over the selected experts, whose bf16 weights (w13, w2) `weights_of` gives."""
+    total = torch.zeros(latent.shape, dtype=torch.float32, device=latent.device)
     for expert in torch.unique(ids[ids >= 0]).tolist():
         row, place = torch.nonzero(ids == expert, as_tuple=True)
-        gate, up = functional.linear(
-            latent[row], dequantise(w13[expert], w13_scale[expert], torch.bfloat16)
-        ).chunk(2, -1)
-        hidden = situ(gate, up).to(torch.bfloat16)
-        result = functional.linear(hidden, dequantise(w2[expert], w2_scale[expert], torch.bfloat16))
+        first, second = weights_of(expert)
+        gate, up = functional.linear(latent[row], first).chunk(2, -1)
+        result = functional.linear(activation(gate, up).to(torch.bfloat16), second)
         total.index_add_(0, row, result.float() * weights[row, place].unsqueeze(1))
-    out.copy_(total.to(torch.bfloat16))
+    return total.to(torch.bfloat16)
 
 
 def oracle(

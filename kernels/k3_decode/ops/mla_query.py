@@ -22,9 +22,11 @@ __all__ = [
     "QK_NOPE",
     "QK_ROPE",
     "SPEC",
+    "absorb",
     "cache_dtype",
     "oracle",
     "stock",
+    "store_rows",
     "to_cache",
 ]
 
@@ -69,11 +71,27 @@ def stock(
     q_lora, heads = q_norm.shape[0], uk_weight.shape[0]
     q_c = rms_norm(packed[:, :q_lora], q_norm, eps)
     q = functional.linear(q_c, q_weight).view(-1, heads, QK_NOPE + QK_ROPE)
+    absorb(q, uk_weight, query)
+    store_rows(packed[:, q_lora : q_lora + KV_LORA + QK_ROPE], kv_norm, cache, slot_mapping, kv_scale, eps)
+
+
+def absorb(q: torch.Tensor, uk_weight: torch.Tensor, query: torch.Tensor) -> None:
+    """bf16 latent queries [B,H,576] of per-head queries [B,H,192]."""
     query[..., :KV_LORA] = torch.bmm(q[..., :QK_NOPE].transpose(0, 1), uk_weight).transpose(0, 1)
     query[..., KV_LORA:] = q[..., QK_NOPE:]
 
-    latent = rms_norm(packed[:, q_lora : q_lora + KV_LORA], kv_norm, eps)
-    rows = torch.cat((latent, packed[:, q_lora + KV_LORA : q_lora + KV_LORA + QK_ROPE]), dim=1)
+
+def store_rows(
+    latent_and_rope: torch.Tensor,
+    kv_norm: torch.Tensor,
+    cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    kv_scale: float,
+    eps: float,
+) -> None:
+    """Norms the latents of [B,576], and stores the rows whose slot is not negative."""
+    latent = rms_norm(latent_and_rope[:, :KV_LORA], kv_norm, eps)
+    rows = torch.cat((latent, latent_and_rope[:, KV_LORA:]), dim=1)
     kept = slot_mapping >= 0
     target = slot_mapping[kept]
     cache[target // PAGE_SIZE, target % PAGE_SIZE] = to_cache(rows[kept], kv_scale, cache.dtype)

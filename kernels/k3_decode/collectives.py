@@ -1,0 +1,90 @@
+"""How tensor-parallel ranks combine their parts, as values that a forward yields and a driver answers.
+
+A forward is a generator: it yields a `Collective` where ranks must meet and receives the combined tensor. So
+the same code runs all ranks in one process, one rank of a slice that has no peers, or one rank a process. A
+reduction adds bf16 parts in rank order in fp32 and rounds once, which makes the sum the same on every rank
+and in every driver.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import distributed
+
+__all__ = ["Collective", "Exchange", "gather", "reduce", "run_distributed", "run_ranks"]
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One rank's part of a meeting."""
+
+    kind: Literal["reduce", "gather"]
+    """`reduce`: sum over ranks; `gather`: parts side by side along the last axis."""
+    part: torch.Tensor
+
+
+Exchange = Generator[Collective, torch.Tensor, torch.Tensor]
+"""A rank's forward: yields what it brings to each meeting, returns its result."""
+
+
+def reduce(part: torch.Tensor, tp: int) -> Exchange:
+    """The sum of all ranks' parts; the part itself where there is one rank."""
+    if tp == 1:
+        return part
+    return (yield Collective("reduce", part))
+
+
+def gather(part: torch.Tensor, tp: int) -> Exchange:
+    """All ranks' parts side by side."""
+    if tp == 1:
+        return part
+    return (yield Collective("gather", part))
+
+
+def run_ranks(exchanges: Sequence[Exchange]) -> list[torch.Tensor]:
+    """Runs ranks in lock step in this process and gives each one's result.
+
+    Raises `RuntimeError` where ranks do not meet at the same places.
+    """
+    answers: list[torch.Tensor | None] = [None] * len(exchanges)
+    while True:
+        parts: list[Collective] = []
+        results: list[torch.Tensor] = []
+        for exchange, answer in zip(exchanges, answers, strict=True):
+            try:
+                parts.append(next(exchange) if answer is None else exchange.send(answer))
+            except StopIteration as end:
+                results.append(end.value)
+        if not parts:
+            return results
+        if results or len({part.kind for part in parts}) != 1:
+            raise RuntimeError("ranks do not meet: some have finished, or they ask for unlike collectives")
+        answers = [_combined(parts)] * len(exchanges)
+
+
+def run_distributed(exchange: Exchange) -> torch.Tensor:
+    """Runs this process's rank; the meetings go through torch.distributed's default group."""
+    answer: torch.Tensor | None = None
+    while True:
+        try:
+            mine = next(exchange) if answer is None else exchange.send(answer)
+        except StopIteration as end:
+            result: torch.Tensor = end.value
+            return result
+        part = mine.part.contiguous()
+        parts = [torch.empty_like(part) for _ in range(distributed.get_world_size())]
+        distributed.all_gather(parts, part)
+        answer = _combined([Collective(mine.kind, other) for other in parts])
+
+
+def _combined(parts: Sequence[Collective]) -> torch.Tensor:
+    if len(parts) == 1:
+        return parts[0].part
+    if parts[0].kind == "gather":
+        return torch.cat([part.part for part in parts], dim=-1)
+    total = parts[0].part.float()
+    for part in parts[1:]:
+        total = total + part.part.float()
+    return total.to(parts[0].part.dtype)
