@@ -10,9 +10,9 @@ Layout: `x` [B,D] bf16, row stride free, written by the previous kernel; `router
 free, every element written. The two weights are streamed as one matrix of E' + L' rows; a tile may hold
 rows of both. 16-byte aligned bases. No null slots.
 
-Numerics: bf16 products summed in fp32 by mma.sync along the warp's slice of K, slices added in ascending
-order in fp32; the logits are not rounded again, the latent once to bf16. The order depends on the plan
-alone. NaN and infinities propagate.
+Numerics: bf16 products summed by mma.sync over 128 elements of K, these sums in fp32, slices added in
+ascending order in fp32; the logits are not rounded again, the latent once to bf16. The order depends on
+the plan alone. NaN and infinities propagate.
 
 Validation: `tests/k3_decode/cute/test_moe_front.py` compiles the variants for the three architectures and
 replays the row map over both weights; its GPU tests compare with the float64 oracle. sm_100a and sm_103a
@@ -40,6 +40,8 @@ __all__ = ["compile_plan", "moe_front", "variants"]
 
 OP_INDEX = 3
 """Place of the op in the launch counters."""
+CHAIN_STEPS = 4
+"""Steps of K that the matrix unit sums before its result is added in fp32: selection compares the logits."""
 
 
 @cute.kernel
@@ -61,7 +63,7 @@ def _project_both(
         (ins.byte_address(down_weight), plan.rows - experts),
     ]
     rows = row_stream.open_rows(plan, place, segments)
-    sums, _ = row_stream.stream(plan, place, rows, x)
+    sums, _ = row_stream.stream(plan, place, rows, x, chain=CHAIN_STEPS)
     row_stream.finish(plan, place, sums, None, x.shape[0], None, _store_to(logits, latent, experts))
     if place.is_first:
         ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)

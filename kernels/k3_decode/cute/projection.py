@@ -40,6 +40,8 @@ __all__ = ["projection", "variants"]
 
 OP_INDEX = 1
 """Place of the op in the launch counters."""
+CHAIN_STEPS = 4
+"""Steps of K that the matrix unit sums before its result is added in fp32, where the output is fp32."""
 
 
 @cute.kernel
@@ -55,7 +57,8 @@ def _project(
     if cutlass.const_expr(plan.cluster > 1):
         row_stream.arm_barrier(plan, place, x.shape[0], False)
     rows = row_stream.open_rows(plan, place, [(ins.byte_address(weight), plan.rows)])
-    sums, _ = row_stream.stream(plan, place, rows, x)
+    chain = CHAIN_STEPS if is_fp32 else None
+    sums, _ = row_stream.stream(plan, place, rows, x, chain=chain)
     row_stream.finish(plan, place, sums, None, x.shape[0], None, _store_to(out, is_fp32))
     if place.is_first:
         ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
