@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+from typer.exceptions import TyperException
 
 from harness import __version__
 from harness.domain.errors import FasttrackError
@@ -18,85 +18,85 @@ from harness.domain.errors import FasttrackError
 __all__ = ["app", "entry"]
 
 
-def _validate() -> click.Command:
+def _validate() -> Any:
     from harness.cli.validate import app
 
     return typer.main.get_command(app)
 
 
-def _plan() -> click.Command:
+def _plan() -> Any:
     from harness.cli.plan import app
 
     return typer.main.get_command(app)
 
 
-def _run() -> click.Command:
+def _run() -> Any:
     from harness.cli.run import app
 
     return typer.main.get_command(app)
 
 
-def _worker() -> click.Command:
+def _worker() -> Any:
     from harness.cli.worker import worker_app
 
     return typer.main.get_command(worker_app)
 
 
-def _collect() -> click.Command:
+def _collect() -> Any:
     from harness.cli.worker import collect_app
 
     return typer.main.get_command(collect_app)
 
 
-def _doctor() -> click.Command:
+def _doctor() -> Any:
     from harness.cli.doctor import app
 
     return typer.main.get_command(app)
 
 
-def _policy() -> click.Command:
+def _policy() -> Any:
     from harness.cli.policy import app
 
     return typer.main.get_command(app)
 
 
-def _kernels() -> click.Command:
+def _kernels() -> Any:
     from harness.cli.kernels import app
 
     return typer.main.get_command(app)
 
 
-def _evals() -> click.Command:
+def _evals() -> Any:
     from harness.cli.evals import app
 
     return typer.main.get_command(app)
 
 
-def _sweep() -> click.Command:
+def _sweep() -> Any:
     from harness.cli.sweep import app
 
     return typer.main.get_command(app)
 
 
-def _bundle() -> click.Command:
+def _bundle() -> Any:
     from harness.cli.bundle import app
 
     return typer.main.get_command(app)
 
 
-def _gate() -> click.Command:
+def _gate() -> Any:
     from harness.cli.gate import app
 
     return typer.main.get_command(app)
 
 
-def _report() -> click.Command:
+def _report() -> Any:
     from harness.cli.report import app
 
     return typer.main.get_command(app)
 
 
-COMMANDS: dict[str, tuple[str, Callable[[], click.Command]]] = {
+COMMANDS: dict[str, tuple[str, Callable[[], Any]]] = {
     "validate": ("Run every check of the policy that this machine can run; write a bundle.", _validate),
     "plan": ("Show what would run, what cannot run here and why, and how long it takes.", _plan),
     "run": ("Run one stage.", _run),
@@ -116,23 +116,19 @@ COMMANDS: dict[str, tuple[str, Callable[[], click.Command]]] = {
 class LazyGroup(TyperGroup):
     """Shows every command in the help from the table, and imports a command's module when it is called."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]  # typer's own context
         """Names in the order of the table."""
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]  # as above
         """A stand-in with the command's one-line help."""
         row = COMMANDS.get(cmd_name)
-        return None if row is None else click.Command(cmd_name, help=row[0])
+        return None if row is None else TyperCommand(cmd_name, help=row[0])
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]  # as above
         """The real command, imported now."""
         name, command, rest = super().resolve_command(ctx, args)
-        if name in COMMANDS:
-            command = COMMANDS[name][1]()
-        return name, command, rest
+        return name, COMMANDS[name][1]() if name in COMMANDS else command, rest
 
 
 app = typer.Typer(
@@ -170,13 +166,14 @@ def _exit_code(argv: list[str] | None) -> int:
     try:
         result = command.main(args=argv, prog_name="fasttrack", standalone_mode=False)
         return result if isinstance(result, int) else 0
-    except click.exceptions.Exit as ended:
+    except typer.Exit as ended:
         return ended.exit_code
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         typer.echo("interrupted; finished checks are kept, and --resume goes on from there", err=True)
         return 130
-    except click.ClickException as error:
-        error.show()
+    except TyperException as error:
+        show = getattr(error, "show", None)
+        show() if show is not None else typer.echo(str(error), err=True)
         return 2
     except FasttrackError as error:
         typer.echo(f"fasttrack: {error}", err=True)

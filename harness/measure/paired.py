@@ -5,6 +5,7 @@ Medicine 17:891), which keep their coverage when few or no pairs disagree, where
 Everything is one-sided at `alpha` on each end, as non-inferiority asks one question at one end.
 """
 
+from collections.abc import Callable
 from enum import StrEnum
 from math import ceil, sqrt
 from typing import NamedTuple
@@ -130,5 +131,5 @@ def _tango_score(pairs: Pairs, delta: float) -> float:
     return gap / sqrt(variance)
 
 
-def _root(score: object, sign: float, left: float, right: float) -> float:
+def _root(score: Callable[[float, float], float], sign: float, left: float, right: float) -> float:
     return float(optimize.brentq(score, left, right, args=(sign,), xtol=1e-10))

@@ -232,9 +232,9 @@ def _show(value: float | None) -> str:
 
 
 NEXT_STEPS = {
-    Status.FAIL: "read the steps table of this check in the report; the first row that disagrees names the
-    step", Status.NO_EVIDENCE: "make the optimised path run here: `fasttrack run coverage --full`, and see the
-    decline reasons", }
+    Status.FAIL: "read this check's steps table in the report; the first row that disagrees names the step",
+    Status.NO_EVIDENCE: "make the optimised path run here; the steps table holds the decline reasons",
+}
 
 
 def _outcome(
@@ -246,7 +246,7 @@ def _outcome(
     figures: tuple[Figure, ...],
     findings: tuple[Finding, ...] = (),
 ) -> Outcome:
-    """An outcome whose PASS is demoted when its control did not fail."""  # fmt: skip
+    """An outcome whose PASS is demoted when its control did not fail."""
     if status is Status.PASS and not control.failed:
         status = Status.NO_EVIDENCE
         words = f"{words}; but the control did not fail ({control.observed})"

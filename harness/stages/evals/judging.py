@@ -114,7 +114,7 @@ def _task_verdict(
     verdict: Verdict,
     share: float | None,
 ) -> tuple[Status, str]:
-    """Status and, where it is not about the scores' difference, its words."""  # fmt: skip
+    """Status and, where it is not about the scores' difference, its words."""
     broken = [item for item, row in optimised.items() if row["finish"] == "error"]
     if broken:
         return Status.FAIL, f"{len(broken)} answers had no finite log-probability, first {broken[0]}"
@@ -247,7 +247,7 @@ def _outcome(
     figures: tuple[Figure, ...],
     findings: tuple[Finding, ...] = (),
 ) -> Outcome:
-    """An outcome whose PASS is demoted when its control did not fail."""  # fmt: skip
+    """An outcome whose PASS is demoted when its control did not fail."""
     if status is Status.PASS and (control is None or not control.failed):
         status = Status.NO_EVIDENCE
         words = f"{words}; but the control did not fail"

@@ -79,7 +79,7 @@ def _task(request: PlanRequest, task: EvalTask, arch: str, missing: str | None) 
     parameters: tuple[tuple[str, Scalar], ...] = (
         ("kind", "task"), ("model", task.model), ("seed", request.seed), ("items", items), ("batch", 8),
         ("stop", task.stop_token), ("scorer", task.scorer), ("tail_tokens", task.tail_tokens),
-        ("min_score", task.min_score), ("implementation", _implementation(arch)),
+        ("min_score", task.min_score), ("poison_scale", 2.0), ("implementation", _implementation(arch)),
     )  # fmt: skip
     return Check(
         id=f"evals/{task.name}/{task.model}",

@@ -100,9 +100,9 @@ def _path_share(samples: Samples) -> float | None:
 
 NEXT_STEPS = {
     Status.FAIL: "profile the cell: `fasttrack kernels bench`; or take the cell out of the claim's envelope",
-    Status.NO_EVIDENCE: "make the optimised path run in this cell; the coverage stage names the decline
-    reason", Status.INCONCLUSIVE: "run again on a quieter machine, or with more blocks: `fasttrack run sweep
-    --full`", }
+    Status.NO_EVIDENCE: "make the optimised path run in this cell; coverage names the decline reason",
+    Status.INCONCLUSIVE: "run again on a quieter machine, or with more blocks: `fasttrack run sweep --full`",
+}
 
 
 def _outcome(

@@ -1,0 +1,54 @@
+# Two commands do all set-up: `make validate` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BASE ?= HEAD~1
+HEAD ?= HEAD
+OUT ?= out/validate
+# An index that has CPU builds of torch, where pip's own does not.
+TORCH_INDEX_URL ?=
+PIP := $(VENV)/bin/pip --disable-pip-version-check
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: validate test check lint format types imports schemas policies clean
+
+validate: $(STAMP)
+	rm -rf $(OUT) $(OUT)-report
+	$(BIN)/fasttrack validate --tier smoke --policy smoke --base $(BASE) --head $(HEAD) --out $(OUT)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+check: lint types imports schemas policies test
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+imports: $(STAMP)
+	$(BIN)/lint-imports
+
+schemas: $(STAMP)
+	$(BIN)/python -m harness.evidence.schemas --check
+
+policies: $(STAMP)
+	$(BIN)/fasttrack policy check
+
+# Made again when the dependencies change. torch goes first, so that nothing else can pull a CUDA build in.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "fasttrack needs Python 3.11 or newer: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python .ci/require_cpu_torch.py $(BIN)/pip constraints.txt $(TORCH_INDEX_URL) || exit 2
+	$(PIP) install --quiet -c constraints.txt $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch
+	$(PIP) install --quiet -c constraints.txt -e '.[cpu,evals,gpu,history,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) out build dist

@@ -1,0 +1,1 @@
+"""Stand-ins for the outside: a pack whose faults can be switched on one by one."""

@@ -1,0 +1,302 @@
+"""A pack with two ops and a model of eight numbers a request, real enough for every stage to judge.
+
+`mix`: state = 0.9 state + embedding[token]; `head`: logits = state @ weight. The optimised path computes the same in another
+order of operations. `Faults` plants one fault at a time.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.domain.cell import Cell
+from harness.domain.pack import (
+    Arm,
+    Decision,
+    EvalItem,
+    EvalTask,
+    KernelVariant,
+    OpContract,
+    OpParameter,
+    Session,
+    SessionRequest,
+)
+
+VOCAB, WIDTH, SLOTS = 32, 8, 80
+STOP = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What is wrong with the pack; nothing by default."""
+
+    fallback_from_step: int | None = None
+    """The dispatcher silently takes stock from this step on, and says so in the ledger."""
+    lying_ledger: bool = False
+    """The ledger says `optimised` where stock ran."""
+    takes_everything: bool = False
+    """The guard ignores the envelope."""
+    writes_neighbour: bool = False
+    """An optimised step changes another request's slot."""
+    leaves_flag: bool = False
+    """An optimised step changes a global torch flag and leaves it so."""
+    deaf_op: str | None = None
+    """Poisoning this op changes nothing."""
+    error: float = 0.0
+    """Relative error of the optimised head."""
+    growing_error: float = 0.0
+    """Relative error of the optimised head for each token already seen."""
+    nan_from_step: int | None = None
+    stale_after_switch: bool = False
+    """Switching to stock forgets the last optimised step."""
+    spin: int = 0
+    """Extra work of an optimised step."""
+
+
+class FakeSession:
+    """See `domain.pack.Session`."""
+
+    def __init__(
+        self, request: SessionRequest, faults: Faults, observer: Callable[[Decision], None] | None, limit: int
+    ) -> None:
+        source = torch.Generator().manual_seed(request.seed + 1)
+        self.embedding = torch.randn(VOCAB, WIDTH, generator=source, dtype=torch.float64)
+        self.weight = torch.randn(WIDTH, VOCAB, generator=source, dtype=torch.float64)
+        self.state = torch.zeros(SLOTS, WIDTH, dtype=torch.float64)
+        self._request, self._faults, self._observer, self._limit = request, faults, observer, limit
+        self._arm: Arm = request.arm
+        self._next, self._step = 1, 0
+        self._lengths: dict[int, int] = {}
+        self._launches = {"mix": 0, "head": 0}
+
+    @property
+    def vocab_size(self) -> int:
+        return VOCAB
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[list[int], torch.Tensor]:
+        ids = list(range(self._next, self._next + len(prompts)))
+        self._next += len(prompts)
+        self._decide("prefill", ids, max(map(len, prompts)), len(prompts) * len(prompts[0]), None)
+        for slot, prompt in zip(ids, prompts, strict=True):
+            self.state[slot] = 0
+            self._lengths[slot] = 0
+            for token in prompt:
+                self.state[slot] = 0.9 * self.state[slot] + self.embedding[token]
+            self._lengths[slot] = len(prompt)
+        return ids, self._stock_head(ids)
+
+    def decode(self, requests: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+        return self._rows("decode", requests, [[t] for t in tokens])
+
+    def verify(
+        self, requests: Sequence[int], rows: Sequence[Sequence[int]], accepted: Sequence[int]
+    ) -> torch.Tensor:
+        return self._rows("verify", requests, rows)
+
+    def finish(self, requests: Sequence[int]) -> None:
+        for slot in requests:
+            self._lengths.pop(slot, None)
+
+    def launches(self) -> Mapping[str, int]:
+        return dict(self._launches)
+
+    def watched(self) -> Mapping[str, torch.Tensor]:
+        return {"embedding": self.embedding, "weight": self.weight, "state": self.state}
+
+    def writable(self, requests: Sequence[int]) -> Mapping[str, torch.Tensor]:
+        mask = torch.zeros_like(self.state, dtype=torch.bool)
+        mask[list(requests)] = True
+        return {"state": mask}
+
+    def switch(self, arm: Arm) -> None:
+        if self._faults.stale_after_switch and arm != self._arm:
+            self.state *= 0.9
+        self._arm = arm
+
+    def close(self) -> None:
+        self._lengths.clear()
+
+    def _rows(self, phase: str, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> torch.Tensor:
+        count = len(rows[0])
+        inside = len(requests) <= 64 and len(requests) * count <= self._limit
+        taken = self._arm == "optimised" and (inside or self._faults.takes_everything)
+        late = self._faults.fallback_from_step
+        really = taken and (late is None or self._step < late)
+        said = taken if self._faults.lying_ledger else really
+        reason = (
+            "taken" if said else "switch_off" if self._arm == "stock" else "rows" if not inside else "silent"
+        )
+        self._decide(phase, requests, count, len(requests) * count, said, reason)
+        out = []
+        for position in range(count):
+            tokens = [row[position] for row in rows]
+            out.append(self._optimised(requests, tokens) if really else self._stock(requests, tokens))
+        if really:
+            self._launches["mix"] += count
+            self._launches["head"] += count
+        self._step += 1
+        return torch.stack(out, dim=1).reshape(-1, VOCAB)
+
+    def _stock(self, requests: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+        for slot, token in zip(requests, tokens, strict=True):
+            self.state[slot] = 0.9 * self.state[slot] + self.embedding[token]
+            self._lengths[slot] += 1
+        return self._stock_head(requests)
+
+    def _stock_head(self, requests: Sequence[int]) -> torch.Tensor:
+        dtype = torch.float64 if self._request.is_oracle else torch.float32
+        logits = self.state[list(requests)].to(dtype) @ self.weight.to(dtype)
+        return torch.log_softmax(logits, -1)
+
+    def _optimised(self, requests: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+        slots = list(requests)
+        self.state[slots] = torch.add(self.embedding[list(tokens)], self.state[slots], alpha=0.9)
+        if self._poisoned("mix"):
+            self.state[slots] *= self._request.poison_scale
+        for slot in slots:
+            self._lengths[slot] += 1
+        if self._faults.writes_neighbour:
+            self.state[max(slots) + 1] += 1e-3
+        if self._faults.leaves_flag:
+            torch.set_float32_matmul_precision("medium")
+        for _ in range(self._faults.spin):
+            torch.linalg.inv(self.weight @ self.weight.T)
+        logits = torch.einsum("bw,wv->bv", self.state[slots].float(), self.weight.float())
+        error = self._faults.error + self._faults.growing_error * self._lengths[slots[0]]
+        wave = torch.cos(torch.arange(VOCAB, dtype=torch.float32))
+        logits = logits * (1 + error * wave)
+        if self._poisoned("head"):
+            logits = logits * self._request.poison_scale
+        if self._faults.nan_from_step is not None and self._step >= self._faults.nan_from_step:
+            logits = logits * float("nan")
+        return torch.log_softmax(logits, -1)
+
+    def _poisoned(self, op: str) -> bool:
+        return self._request.poisoned_op == op and self._faults.deaf_op != op
+
+    def _decide(
+        self,
+        phase: str,
+        requests: Sequence[int],
+        rows: int,
+        tokens: int,
+        taken: bool | None,
+        reason: str = "prefill",
+    ) -> None:
+        if self._observer is None:
+            return
+        self._observer(
+            Decision(
+                step=self._step, phase=phase, requests=len(requests), rows=rows, tokens=tokens, batch_bucket=64,
+                is_graph=False, tp=1, dcp=1, drafts=self._request.drafts, context_min=1, context_max=1,
+                path="optimised" if taken else "stock", reason=reason, layer_paths="o" if taken else "s",
+            )
+        )  # fmt: skip
+
+
+class FakePack:
+    """See `domain.pack.Pack`."""
+
+    def __init__(self, faults: Faults | None = None, limit: int = 64) -> None:
+        self.faults = faults or Faults()
+        self.limit = limit
+
+    name = "fake"
+    root = Path(__file__).parent
+    repository_prefix = "tests/fakes/"
+    smoke_model = "tiny"
+
+    def claim_file(self) -> Path:
+        return self.root / "claim.yaml"
+
+    def ops(self) -> tuple[OpContract, ...]:
+        parameters = (OpParameter(name="out", role="output"),)
+        return tuple(
+            OpContract(
+                name=name,
+                parameters=parameters,
+                regimes=("gaussian",),
+                implementations=("cpu",),
+                files=(f"{name}.py",),
+            )
+            for name in ("mix", "head")
+        )
+
+    def ops_of_file(self, path: str) -> tuple[str, ...]:
+        return ("mix", "head") if path.startswith(self.repository_prefix) else ()
+
+    def variants(self) -> tuple[KernelVariant, ...]:
+        return ()
+
+    def compile_command(self, architecture: str, variants: Sequence[str], folder: Path) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    def make_args(self, op: str, cell: Cell, regime: str, seed: int, device: str) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def oracle(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        raise NotImplementedError
+
+    def run_stock(self, op: str, args: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def run_optimised(self, op: str, implementation: str, args: Mapping[str, Any], launches: Any) -> None:
+        raise NotImplementedError
+
+    def launch_index(self, op: str) -> int:
+        return ("mix", "head").index(op)
+
+    def admits_op(self, op: str, cell: Cell) -> bool:
+        return cell.rows <= self.limit
+
+    def open_session(self, request: SessionRequest, observer: Callable[[Decision], None] | None) -> Session:
+        return FakeSession(request, self.faults, observer, self.limit)
+
+    def launch_manifest(self, request: SessionRequest, requests: int, rows: int) -> Mapping[str, int]:
+        return {"mix": rows, "head": rows}
+
+    def decline_reasons(self) -> tuple[str, ...]:
+        return ("prefill", "switch_off", "rows", "silent")
+
+    def eval_tasks(self) -> tuple[EvalTask, ...]:
+        return (
+            EvalTask(
+                name="copy",
+                model="tiny",
+                smoke_items=4,
+                full_items=8,
+                stop_token=STOP,
+                min_score=0.0,
+                scorer="exact",
+            ),
+        )
+
+    def eval_items(self, task: str, count: int, seed: int) -> tuple[EvalItem, ...]:
+        """Items whose target is what stock itself answers, so that stock scores 1."""
+        items = []
+        for i in range(count):
+            prompt = tuple((seed + i * 7 + k) % VOCAB for k in range(5))
+            session = FakeSession(
+                SessionRequest(model="tiny", arm="stock", max_requests=1, max_context=64, seed=seed),
+                Faults(),
+                None,
+                64,
+            )
+            ids, logprobs = session.prefill([prompt])
+            target: list[int] = []
+            for _ in range(6):
+                target.append(int(logprobs[0].argmax()))
+                if target[-1] == STOP:
+                    break
+                logprobs = session.decode(ids, target[-1:])
+            items.append(
+                EvalItem(
+                    id=f"copy-{i}", prompt=prompt, target=tuple(target), max_tokens=6, context=5 + len(target)
+                )
+            )
+        return tuple(items)
+
+    def traffic(self, op: str, cell: Cell, experts_touched: int | None) -> tuple[int, int]:
+        return 1, 1

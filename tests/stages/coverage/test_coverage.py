@@ -1,0 +1,135 @@
+"""Coverage: the optimised path ran, declined where it must, is noticed when wrong, and writes only what it may."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.domain.check import StageName, Status
+from harness.stages.coverage import plan
+from harness.stages.coverage.planning import path_cells
+from tests.fakes.pack import FakePack, Faults
+from tests.fakes.requests import outcome_of, plan_request
+
+COVERAGE = StageName.COVERAGE
+
+
+def test_path_checks_cover_every_bucket_edge_and_the_joint_row_limit() -> None:
+    cells = path_cells(plan_request().claim.envelope, "cpu")
+    decode = [cell.batch for cell in cells if cell.phase == "decode"]
+    verify = [(cell.batch, cell.drafts) for cell in cells if cell.phase == "verify"]
+    assert decode == [1, 4, 64]
+    assert verify == [(1, 1), (32, 1), (1, 3), (16, 3)]
+
+
+def test_every_op_gets_a_poison_check() -> None:
+    ids = [check.id for check in plan(plan_request())]
+    assert "coverage/poison/mix" in ids
+    assert "coverage/poison/head" in ids
+
+
+def test_an_architecture_that_is_not_dispatched_makes_every_check_unavailable() -> None:
+    request = plan_request()
+    gpu_only = request.claim.envelope.model_copy(
+        update={
+            "architectures": (request.claim.envelope.architectures[0].model_copy(update={"arch": "sm_90a"}),)
+        }
+    )
+    from dataclasses import replace
+
+    moved = replace(request, claim=request.claim.model_copy(update={"envelope": gpu_only}))
+    assert {check.unavailable for check in plan(moved)} == {"the claim does not dispatch on cpu"}
+
+
+@pytest.mark.parametrize("part", ["path/cpu.tp1.dcp1.b1.", "path/cpu.tp1.dcp1.b4.", ".d3.bf16.verify"])
+def test_an_honest_path_passes_with_the_switch_off_as_its_control(part: str, tmp_path: Path) -> None:
+    outcome = outcome_of(COVERAGE, part, Faults(), tmp_path)
+    assert outcome.status is Status.PASS
+    assert outcome.control is not None
+    assert outcome.control.kind == "switch_off"
+    assert "0 launches" in outcome.control.observed
+
+
+def test_a_silent_fallback_after_some_steps_is_no_evidence_and_names_its_reason(tmp_path: Path) -> None:
+    outcome = outcome_of(COVERAGE, "path/cpu.tp1.dcp1.b4.", Faults(fallback_from_step=3), tmp_path)
+    assert outcome.status is Status.NO_EVIDENCE
+    assert "50.0% of 24 tokens" in outcome.summary
+    assert "silent" in outcome.summary
+
+
+def test_a_ledger_that_lies_is_caught_by_the_kernels_own_counters(tmp_path: Path) -> None:
+    faults = Faults(fallback_from_step=3, lying_ledger=True)
+    outcome = outcome_of(COVERAGE, "path/cpu.tp1.dcp1.b4.", faults, tmp_path)
+    assert outcome.status is Status.FAIL
+    assert "the manifest says 6 launches of head, counted 3" in outcome.summary
+
+
+def test_two_arms_that_both_ran_stock_are_no_evidence(tmp_path: Path) -> None:
+    outcome = outcome_of(COVERAGE, "path/cpu.tp1.dcp1.b1.", Faults(fallback_from_step=0), tmp_path)
+    assert outcome.status is Status.NO_EVIDENCE
+    assert "0.0%" in outcome.summary
+
+
+@pytest.mark.parametrize("side", ["batch_above_max", "rows_above_max", "prefill"])
+def test_work_outside_the_envelope_is_declined_and_equals_stock(side: str, tmp_path: Path) -> None:
+    outcome = outcome_of(COVERAGE, f"decline/{side}", Faults(), tmp_path)
+    assert outcome.status is Status.PASS
+    assert outcome.control is not None
+    assert outcome.control.kind == "twin"
+
+
+def test_a_guard_that_ignores_the_envelope_fails(tmp_path: Path) -> None:
+    outcome = outcome_of(COVERAGE, "decline/batch_above_max", Faults(takes_everything=True), tmp_path)
+    assert outcome.status is Status.FAIL
+    assert "6 of 6 steps took the optimised path" in outcome.summary
+
+
+def test_poisoning_an_op_that_runs_is_noticed(tmp_path: Path) -> None:
+    outcome = outcome_of(COVERAGE, "poison/mix", Faults(), tmp_path)
+    assert outcome.status is Status.PASS
+
+
+def test_an_op_whose_poison_changes_nothing_is_not_covered(tmp_path: Path) -> None:
+    outcome = outcome_of(COVERAGE, "poison/head", Faults(deaf_op="head"), tmp_path)
+    assert outcome.status is Status.NO_EVIDENCE
+    assert "does not cover it" in outcome.summary
+
+
+def test_switching_inside_a_request_equals_never_switching(tmp_path: Path) -> None:
+    assert outcome_of(COVERAGE, "transition/", Faults(), tmp_path).status is Status.PASS
+
+
+def test_state_that_goes_stale_at_a_switch_fails(tmp_path: Path) -> None:
+    outcome = outcome_of(COVERAGE, "transition/", Faults(stale_after_switch=True), tmp_path)
+    assert outcome.status is Status.FAIL
+
+
+def test_a_step_that_writes_only_its_own_slots_passes_and_the_planted_write_is_named(tmp_path: Path) -> None:
+    outcome = outcome_of(COVERAGE, "state/", Faults(), tmp_path)
+    assert outcome.status is Status.PASS
+    assert outcome.control is not None
+    assert outcome.control.observed == "named: embedding"
+
+
+def test_a_step_that_writes_a_neighbours_slot_fails_and_names_the_tensor_and_step(tmp_path: Path) -> None:
+    outcome = outcome_of(COVERAGE, "state/", Faults(writes_neighbour=True), tmp_path)
+    assert outcome.status is Status.FAIL
+    assert outcome.findings[0].message == "state changed outside the declared state, step 0"
+
+
+def test_a_flag_left_set_is_named(tmp_path: Path) -> None:
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    try:
+        outcome = outcome_of(COVERAGE, "state/", Faults(leaves_flag=True), tmp_path)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert outcome.status is Status.FAIL
+    assert any("torch:matmul_precision" in finding.message for finding in outcome.findings)
+
+
+def test_the_ledger_of_each_arm_is_on_disk(tmp_path: Path) -> None:
+    outcome_of(COVERAGE, "path/cpu.tp1.dcp1.b1.", Faults(), tmp_path)
+    names = sorted(path.name for path in (tmp_path / "ledger").iterdir())
+    assert [name.rsplit(".", 2)[-2] for name in names] == ["off", "on"]
+    assert FakePack().decline_reasons()[0] == "prefill"

@@ -1,0 +1,146 @@
+"""Evals: drift against the oracle, paired tasks, path share, and the harness's own scorers."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.domain.check import StageName, Status
+from harness.stages.evals import judge
+from harness.stages.evals.scorers import exact, mrcr, score_tokens, tail
+from tests.fakes.pack import FakePack, Faults
+from tests.fakes.requests import outcome_of, planned, stage_context
+
+EVALS = StageName.EVALS
+
+
+def test_drift_of_an_honest_path_passes_and_its_poison_is_noticed(tmp_path: Path) -> None:
+    outcome = outcome_of(EVALS, "drift", Faults(), tmp_path)
+    assert outcome.status is Status.PASS
+    assert outcome.control is not None
+    assert outcome.control.kind == "poison"
+
+
+@pytest.mark.parametrize(
+    ("faults", "words"),
+    [
+        (Faults(error=0.01), "mean KL to the oracle"),
+        (Faults(growing_error=1e-4), "mean KL to the oracle"),
+        (Faults(nan_from_step=50), "not finite"),
+    ],
+)
+def test_drift_fails_on_error_growth_and_nan(faults: Faults, words: str, tmp_path: Path) -> None:
+    outcome = outcome_of(EVALS, "drift", faults, tmp_path)
+    assert outcome.status is Status.FAIL
+    assert words in outcome.summary
+
+
+def test_a_perfect_score_on_the_standard_path_is_no_evidence(tmp_path: Path) -> None:
+    outcome = outcome_of(EVALS, "drift", Faults(fallback_from_step=2), tmp_path)
+    assert outcome.status is Status.NO_EVIDENCE
+    assert "of the tokens came from the optimised path" in outcome.summary
+
+
+def test_a_task_with_too_few_items_for_its_margin_is_inconclusive_and_says_how_many(tmp_path: Path) -> None:
+    outcome = outcome_of(EVALS, "copy", Faults(), tmp_path)
+    assert outcome.status is Status.INCONCLUSIVE
+    assert "88 items settle it" in outcome.summary
+
+
+def test_a_task_passes_when_its_interval_excludes_the_margin(tmp_path: Path) -> None:
+    pack = FakePack()
+    check = _with_threshold(planned(EVALS, "copy", pack), "margin", 0.6)
+    from harness.stages.evals import run
+
+    outcome = run(check, stage_context(pack, tmp_path))
+    assert outcome.status is Status.PASS
+    figures = {figure.name: figure.value for figure in outcome.figures}
+    assert figures["stock_score"] == 1.0
+    assert figures["path_share"] == 1.0
+
+
+def test_a_task_answered_wrongly_fails_and_shows_the_flipped_items(tmp_path: Path) -> None:
+    pack = FakePack(Faults(error=2.0))
+    check = _with_threshold(planned(EVALS, "copy", pack), "margin", 0.6)
+    from harness.stages.evals import run
+
+    outcome = run(check, stage_context(pack, tmp_path))
+    assert outcome.status is not Status.PASS
+    assert outcome.findings[0].rule == "flipped_item"
+
+
+def test_arms_that_answered_different_items_are_invalid(tmp_path: Path) -> None:
+    pack = FakePack()
+    check = planned(EVALS, "copy", pack)
+    from harness.stages.evals import sample
+
+    samples = sample(check, stage_context(pack, tmp_path))
+    table = samples.table("items")
+    assert table is not None
+    fewer = table.model_copy(
+        update={"rows": tuple(r for r in table.rows if r[:2] != ("optimised", "copy-0"))}
+    )
+    broken = samples.model_copy(update={"tables": (fewer, *samples.tables[1:])})
+    assert judge(check, broken).status is Status.INVALID
+
+
+def test_lm_eval_drives_the_arms_where_it_is_installed(tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval", reason="the evals extra is not installed")
+    pack = FakePack()
+    from harness.stages.evals import sample
+
+    samples = sample(planned(EVALS, "copy", pack), stage_context(pack, tmp_path))
+    driver = samples.table("driver")
+    assert driver is not None
+    assert driver.rows == (("lm-eval",),)
+
+
+def test_the_direct_driver_gives_the_same_samples_as_lm_eval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lm_eval", reason="the evals extra is not installed")
+    from harness.stages.evals import sample, sampling
+
+    pack = FakePack()
+    tables = {}
+    for part in ("drift", "copy"):
+        check = planned(EVALS, part, pack)
+        through = sample(check, stage_context(pack, tmp_path))
+        with monkeypatch.context() as patch:
+            patch.setattr(sampling, "find_spec", lambda _: None)
+            direct = sample(check, stage_context(pack, tmp_path))
+        tables[part] = (through.tables[0], direct.tables[0])
+    for through_table, direct_table in tables.values():
+        assert through_table == direct_table
+
+
+def test_mrcr_scores_zero_without_the_prefix_and_a_ratio_with_it() -> None:
+    assert mrcr("hello", "XYhello", "XY") == 0.0
+    assert mrcr("XYhello", "XYhello", "XY") == 1.0
+    assert mrcr("XYhell", "XYhello", "XY") == pytest.approx(2 * 4 / 9)
+
+
+def test_mrcr_removes_the_prefix_from_both_sides() -> None:
+    assert mrcr("XYaaaa", "XYbbbb", "XY") == 0.0
+
+
+def test_tail_looks_only_at_the_last_tokens() -> None:
+    assert tail([9, 9, 4, 5], [1, 2, 4, 5], 2) == 1.0
+    assert tail([4, 5, 6], [1, 2, 4, 5], 2) == 0.0
+    assert tail([5], [4, 5], 2) == 0.0
+
+
+def test_exact_wants_the_whole_answer() -> None:
+    assert exact([1, 2], [1, 2]) == 1.0
+    assert exact([1, 2, 3], [1, 2]) == 0.0
+
+
+def test_an_unknown_scorer_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        score_tokens("fuzzy", [1], [1], 0, 0)
+
+
+def _with_threshold(check, name, value):  # type: ignore[no-untyped-def]  # a test's own shorthand
+    thresholds = tuple(
+        t.model_copy(update={"value": value}) if t.name == name else t for t in check.thresholds
+    )
+    return check.model_copy(update={"thresholds": thresholds})

@@ -1,0 +1,104 @@
+"""Sweeps: interleaved times, an interval, a noise floor, and a planted slow-down that must be noticed."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.domain.check import Check, Samples, SampleTable, StageName, Status
+from harness.domain.errors import InputError
+from harness.domain.machine import Tier
+from harness.stages.sweep import judge, run
+from harness.stages.sweep.planning import load_sweep, plan, sweep_cells
+from tests.fakes.pack import FakePack, Faults
+from tests.fakes.requests import plan_request, planned, stage_context
+
+SWEEP = StageName.SWEEP
+
+
+def _check(**thresholds: float) -> Check:
+    check = planned(SWEEP, ".b1.c64.")
+    values = tuple(t.model_copy(update={"value": thresholds.get(t.name, t.value)}) for t in check.thresholds)
+    return check.model_copy(update={"thresholds": values})
+
+
+def _samples(check: Check, optimised_us: float, null_us: float = 100.0, share: int = 20) -> Samples:
+    """Twelve blocks with one microsecond of spread, stock at 100 us, the planted arm at 160."""
+    means = {"stock": 100.0, "optimised": optimised_us, "null": null_us, "slow": 160.0}
+    rows = tuple((arm, block, mean + block % 2) for block in range(12) for arm, mean in means.items())
+    steps = (("optimised", "decode", "optimised", share), ("optimised", "decode", "stock", 20 - share))
+    return Samples(
+        check=check.id, tier=Tier.SMOKE,
+        tables=(
+            SampleTable(name="timings", columns=("arm", "block", "us"), rows=rows),
+            SampleTable(name="steps", columns=("arm", "phase", "path", "tokens"), rows=steps),
+        ),
+    )  # fmt: skip
+
+
+def test_cells_come_from_the_envelopes_edges() -> None:
+    request = plan_request()
+    sweep = load_sweep(Path("sweeps/decode_step.yaml"))
+    cells = [(cell.batch, cell.context) for cell in sweep_cells(sweep, request.claim.envelope, "cpu", False)]
+    assert cells == [(1, 64), (8, 64), (64, 64), (1, 512), (8, 512)]
+    assert len(plan(request)) == 5
+
+
+def test_a_faster_path_passes_with_its_ratio_interval_and_noise() -> None:
+    check = _check()
+    outcome = judge(check, _samples(check, 50.0))
+    assert outcome.status is Status.PASS
+    figures = {figure.name: figure for figure in outcome.figures}
+    assert figures["ratio"].value == pytest.approx(1.99, abs=0.01)
+    assert figures["ratio"].low is not None
+    assert figures["verify_steps_per_s"].value == pytest.approx(1e6 / 50.5)
+
+
+def test_a_slower_path_fails() -> None:
+    check = _check()
+    assert judge(check, _samples(check, 130.0)).status is Status.FAIL
+
+
+def test_a_noisy_machine_is_inconclusive_whatever_the_gain() -> None:
+    check = _check()
+    outcome = judge(check, _samples(check, 50.0, null_us=160.0))
+    assert outcome.status is Status.INCONCLUSIVE
+    assert "too noisy" in outcome.summary
+
+
+def test_times_of_the_standard_path_are_no_evidence() -> None:
+    check = _check()
+    assert judge(check, _samples(check, 50.0, share=0)).status is Status.NO_EVIDENCE
+
+
+def test_a_pass_whose_planted_slow_down_went_unnoticed_becomes_no_evidence() -> None:
+    check = _check(min_ratio=0.5)
+    assert judge(check, _samples(check, 50.0)).status is Status.NO_EVIDENCE
+
+
+def test_a_promised_ratio_is_what_the_cell_must_reach() -> None:
+    check = _check()
+    parameters = tuple((k, 3.0 if k == "promise" else v) for k, v in check.parameters)
+    promised = check.model_copy(update={"parameters": parameters})
+    assert judge(promised, _samples(promised, 50.0)).status is Status.FAIL
+
+
+def test_too_few_blocks_are_inconclusive() -> None:
+    check = _check()
+    samples = _samples(check, 50.0)
+    table = samples.tables[0]
+    short = table.model_copy(update={"rows": table.rows[:8]})
+    outcome = judge(check, samples.model_copy(update={"tables": (short, samples.tables[1])}))
+    assert outcome.status is Status.INCONCLUSIVE
+
+
+def test_real_timing_of_a_path_with_extra_work_does_not_pass(tmp_path: Path) -> None:
+    pack = FakePack(Faults(spin=60))
+    outcome = run(planned(SWEEP, ".b1.c64.", pack), stage_context(pack, tmp_path))
+    assert outcome.status in (Status.FAIL, Status.INCONCLUSIVE)
+
+
+def test_a_sweep_file_with_an_unknown_key_is_told_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("schema_version: 1\nname: x\nbatches: [1]\n")
+    with pytest.raises(InputError, match=r"bad\.yaml: no sweep can be read here"):
+        load_sweep(path)
