@@ -48,6 +48,8 @@ class Example(Record):
     path: str
     before: str = ""
     after: str
+    mode: Literal["100644", "100755", "120000", "160000", "000000"] = "100644"
+    """Git's mode at head: plain, executable, symlink (`after` is its target), submodule, deleted."""
     matches: bool
     line: int | None = None
 

@@ -1,0 +1,157 @@
+"""What a Python module defines, compared between base and head: signatures, defaults, methods."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ast_grep_py import SgRoot
+
+from harness.domain.policy import Rule
+from harness.stages.isolation.names import imported_names
+from harness.stages.isolation.source import Node, Source
+from harness.stages.isolation.surroundings import Match, Surroundings
+
+__all__ = ["find_default_changed", "find_private_override", "find_signature_changed"]
+
+
+class Definition(NamedTuple):
+    """A function with its parameters as they are written, or a field with its default."""
+
+    line: int
+    parameters: tuple[tuple[str, str | None], ...]
+    """(name, default); a field has one of its own name."""
+
+
+def find_signature_changed(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
+    """Public functions that are gone or whose parameters were removed, reordered or newly required."""
+    if source.language != "python" or source.file.status not in ("modified", "renamed"):
+        return
+    old, new = _functions(source.old_root), _functions(source.root)
+    for name, before in old.items():
+        if any(part.startswith("_") and part != "__init__" for part in name.split(".")):
+            continue
+        after = new.get(name)
+        if after is None:
+            yield Match(None, name, f"{name} is gone")
+        elif not _accepts(after.parameters, before.parameters):
+            yield Match(after.line, source.lines[after.line - 1].strip(), f"callers of {name} may break")
+
+
+def find_default_changed(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
+    """Defaults of fields and parameters that have another value at head."""
+    if source.language != "python" or source.file.status not in ("modified", "renamed"):
+        return
+    old, new = _defaults(source.old_root), _defaults(source.root)
+    for name, (_, before) in old.items():
+        line, after = new.get(name, (0, before))
+        if before != after and (at := source.first_added(line, line + after.count("\n"))) is not None:
+            yield Match(at, source.lines[at - 1].strip(), f"{name}: {_short(before)} became {_short(after)}")
+
+
+def find_private_override(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
+    """Methods with a private name that a base class of shared code also has."""
+    root = source.root
+    if root is None or source.language != "python":
+        return
+    names = imported_names(source)
+    for cls in root.find_all(kind="class_definition"):
+        bases = cls.field("superclasses")
+        inherited: set[str] = set()
+        for base in bases.named_children() if bases is not None else ():
+            inherited |= _private_methods_of(names.get(base.text(), ""), around)
+        for method in _methods(cls) if inherited else ():
+            name = method.field("name")
+            line = name.range().start.line + 1
+            if name.text() in inherited and line in source.added:
+                yield Match(
+                    line, source.lines[line - 1].strip(), f"{name.text()} is private to a shared base class"
+                )
+
+
+def _private_methods_of(dotted: str, around: Surroundings) -> set[str]:
+    path = around.zones.file_of_module(dotted) if dotted else None
+    if path is None or around.zones.zone_of(path) in ("model_code", "tests"):
+        return set()
+    content = around.read_head(path)
+    if content is None:
+        return set()
+    root = SgRoot(content.decode("utf-8", "replace"), "python").root()
+    for cls in root.find_all(kind="class_definition"):
+        if cls.field("name").text() == dotted.rpartition(".")[2]:
+            methods = {method.field("name").text() for method in _methods(cls)}
+            return {name for name in methods if name.startswith("_") and not name.endswith("__")}
+    return set()
+
+
+def _methods(cls: Node) -> Iterator[Node]:
+    for child in cls.field("body").named_children():
+        node = child.field("definition") if child.kind() == "decorated_definition" else child
+        if node is not None and node.kind() == "function_definition":
+            yield node
+
+
+def _functions(root: Node | None) -> dict[str, Definition]:
+    """Module functions and methods by qualified name."""
+    found: dict[str, Definition] = {}
+    for node in root.find_all(kind="function_definition") if root is not None else ():
+        name = _qualified(node)
+        if name is not None:
+            found[name] = Definition(node.field("name").range().start.line + 1, tuple(_parameters(node)))
+    return found
+
+
+def _parameters(function: Node) -> Iterator[tuple[str, str | None]]:
+    for child in function.field("parameters").named_children():
+        if child.kind() in ("default_parameter", "typed_default_parameter"):
+            yield child.field("name").text(), child.field("value").text()
+        elif child.kind() == "typed_parameter":
+            yield child.child(0).text(), None
+        elif child.kind() != "comment":
+            yield child.text(), None
+
+
+def _defaults(root: Node | None) -> dict[str, tuple[int, str]]:
+    """(line, default) by qualified name of fields and parameters."""
+    found: dict[str, tuple[int, str]] = {}
+    for node in root.find_all(kind="function_definition") if root is not None else ():
+        if (name := _qualified(node)) is None:
+            continue
+        for child in node.field("parameters").named_children():
+            if child.kind() in ("default_parameter", "typed_default_parameter"):
+                value = child.field("value")
+                found[f"{name}({child.field('name').text()})"] = (value.range().start.line + 1, value.text())
+    for cls in root.find_all(kind="class_definition") if root is not None else ():
+        for statement in cls.field("body").named_children():
+            inner = statement.child(0) if statement.kind() == "expression_statement" else None
+            if inner is not None and inner.kind() == "assignment" and inner.field("right") is not None:
+                value = inner.field("right")
+                key = f"{cls.field('name').text()}.{inner.field('left').text()}"
+                found[key] = (value.range().start.line + 1, value.text())
+    return found
+
+
+def _qualified(function: Node) -> str | None:
+    """`f` or `Class.f`; None for a function inside another."""
+    name = str(function.field("name").text())
+    for above in function.ancestors():
+        if above.kind() == "function_definition":
+            return None
+        if above.kind() == "class_definition":
+            name = f"{above.field('name').text()}.{name}"
+    return name
+
+
+def _accepts(after: tuple[tuple[str, str | None], ...], before: tuple[tuple[str, str | None], ...]) -> bool:
+    """Whether every call that fitted `before` fits `after`: same order, nothing newly required."""
+    kept = [name for name, _ in after]
+    names = [name for name, _ in before]
+    if [name for name in kept if name in names] != names:
+        return False
+    old = dict(before)
+    return all(
+        default is not None or name in old or name.startswith("*") or name == "/" for name, default in after
+    ) and all(default is None or dict(after)[name] is not None for name, default in before)
+
+
+def _short(text: str) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= 60 else flat[:57] + "..."

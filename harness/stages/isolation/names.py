@@ -1,0 +1,105 @@
+"""What names in a Python module stand for, as far as its syntax tells.
+
+Invariant: a name maps to the dotted name of what was imported under it; a variable that was assigned such an
+expression maps to the same. Values that travel through calls or containers are not followed.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from harness.stages.isolation.source import Node, Source
+
+__all__ = [
+    "imported_names", "imports_of", "package_of", "root_name", "string_value",
+    "typed_parameters",
+]  # fmt: skip
+
+CHAIN: Final = ("attribute", "subscript", "call", "parenthesized_expression")
+
+
+def imports_of(root: Node, package: str) -> Iterator[tuple[Node, str, str]]:
+    """(node, bound name, dotted name) of each import; `from a import *` binds `*`."""
+    for node in root.find_all(kind="import_statement"):
+        for child in node.named_children():
+            if child.kind() == "aliased_import":
+                yield node, child.field("alias").text(), child.field("name").text()
+            elif child.kind() == "dotted_name":
+                yield node, child.text().split(".")[0], child.text()
+    for node in root.find_all(kind="import_from_statement"):
+        module = node.field("module_name")
+        origin = _absolute(module.text(), package) if module is not None else ""
+        for name in node.field_children("name"):
+            if name.kind() == "aliased_import":
+                yield node, name.field("alias").text(), f"{origin}.{name.field('name').text()}"
+            else:
+                yield node, name.text(), f"{origin}.{name.text()}"
+        if any(child.kind() == "wildcard_import" for child in node.children()):
+            yield node, "*", origin
+
+
+def imported_names(source: Source) -> dict[str, str]:
+    """Dotted names by the name that stands for them, aliases by assignment included."""
+    root = source.root
+    if root is None:
+        return {}
+    names: dict[str, str] = {}
+    for _, bound, dotted in imports_of(root, package_of(source.path)):
+        names.setdefault(bound, dotted if bound != dotted.split(".")[0] else bound)
+    for assignment in root.find_all(kind="assignment"):
+        left, right = assignment.field("left"), assignment.field("right")
+        if left is None or right is None or left.kind() != "identifier":
+            continue
+        origin = root_name(right, through_calls=False)
+        if origin in names and right.kind() in ("identifier", "attribute", "subscript"):
+            names.setdefault(left.text(), f"{names[origin]}.{right.text().partition('.')[2]}".rstrip("."))
+    return names
+
+
+def typed_parameters(source: Source, names: Mapping[str, str]) -> dict[str, str]:
+    """Dotted class names by the parameters that are annotated with an imported class."""
+    root = source.root
+    found: dict[str, str] = {}
+    for parameter in root.find_all(kind="typed_parameter") if root is not None else ():
+        annotation = parameter.field("type")
+        name = next((c for c in parameter.named_children() if c.kind() == "identifier"), None)
+        if annotation is None or name is None:
+            continue
+        first, _, rest = annotation.text().strip("\"' ").split("[")[0].partition(".")
+        if first in names:
+            found.setdefault(name.text(), f"{names[first]}.{rest}".rstrip("."))
+    return found
+
+
+def package_of(path: str) -> str:
+    """Dotted package that a module's relative imports start from."""
+    parts = path.removesuffix(".py").split("/")[:-1]
+    return ".".join(parts)
+
+
+def root_name(node: Node, through_calls: bool = True) -> str | None:
+    """The identifier that a chain such as `a.b[0].c` starts from; None for anything else."""
+    steps = 0
+    while node is not None and node.kind() in CHAIN and steps < 200:
+        if node.kind() == "call" and not through_calls:
+            return None
+        node = node.child(1) if node.kind() == "parenthesized_expression" else node.child(0)
+        steps += 1
+    return node.text() if node is not None and node.kind() == "identifier" else None
+
+
+def string_value(node: Node | None) -> str | None:
+    """Text of a plain string literal; None for anything computed."""
+    if node is None or node.kind() != "string":
+        return None
+    if any(child.kind() == "interpolation" for child in node.children()):
+        return None
+    return "".join(child.text() for child in node.children() if child.kind() == "string_content")
+
+
+def _absolute(module: str, package: str) -> str:
+    if not module.startswith("."):
+        return module
+    name = module.lstrip(".")
+    parts = package.split(".") if package else []
+    kept = parts[: len(parts) - (len(module) - len(name) - 1)]
+    return ".".join([*kept, name] if name else kept)

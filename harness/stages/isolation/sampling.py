@@ -1,0 +1,150 @@
+"""What the rules saw: raw findings, what was read, and what became of the planted violations."""
+
+import time
+from collections.abc import Iterable, Sequence
+from datetime import UTC, date, datetime
+
+from harness.domain.check import Check, Finding, Outcome, Samples, SampleTable
+from harness.domain.errors import InputError
+from harness.domain.policy import Rule
+from harness.domain.stage import StageContext
+from harness.stages.isolation.examples import Trial, try_rule
+from harness.stages.isolation.judging import judge
+from harness.stages.isolation.scan import (
+    DEFAULT_MAX_FILE_BYTES,
+    PackPart,
+    Scan,
+    apply_waivers,
+    families_of,
+    read_sources,
+    scan_rules,
+    surroundings_of,
+)
+from harness.stages.isolation.selection import Place, find_selection
+from harness.stages.isolation.source import Source
+from harness.stages.isolation.zone_rules import check_zones, try_zones
+from harness.stages.isolation.zones import ZoneIndex
+
+__all__ = ["run", "sample", "sample_on"]
+
+
+def sample(check: Check, context: StageContext) -> Samples:
+    """Findings of one family on today's date."""
+    return sample_on(check, context, datetime.now(UTC).date())
+
+
+def run(check: Check, context: StageContext) -> Outcome:
+    """`sample`, then `judge`."""
+    return judge(check, sample(check, context))
+
+
+def sample_on(check: Check, context: StageContext, today: date) -> Samples:
+    """Findings of one family; waivers count that have not expired on `today`."""
+    if context.tree is None:
+        raise InputError(
+            f"{check.id} reads the repository, and none was given; run it where that is (--repo DIR)"
+        )
+    started = time.monotonic()
+    family = str(check.subject)
+    context.progress(f"isolation: {family} over {len(context.change.files)} files")
+    zones = ZoneIndex(context.zones, frozenset(context.tree.paths("head")))
+    sources = read_sources(context.change, context.tree, zones)
+    part = PackPart(context.claim, context.pack.repository_prefix)
+    is_pack = {path: part.has(source.file) for path, source in sources.items()}
+    judged = [s for p, s in sources.items() if family in families_of(context.policy, is_pack[p])]
+    if family == "zones":
+        scan, trials = _scan_zones(context, sources, judged, zones)
+    else:
+        scan, trials = _scan_family(check, context, sources, judged, zones)
+    findings = tuple(apply_waivers(scan.findings, context.policy.waivers, today))
+    return Samples(
+        check=check.id,
+        tier=context.tier,
+        tables=(
+            _files_table(sources, is_pack, {s.path for s in judged}),
+            _rules_table(scan),
+            _planted_table(trials),
+            _selection_table(family, context, zones),
+            SampleTable(name="sampled", columns=("on",), rows=((today.isoformat(),),)),
+        ),
+        findings=findings,
+        duration_s=round(time.monotonic() - started, 3),
+    )
+
+
+def _scan_zones(
+    context: StageContext, sources: dict[str, Source], judged: Sequence[Source], zones: ZoneIndex
+) -> tuple[Scan, tuple[Trial, ...]]:
+    assert context.tree is not None
+    allowed = context.policy.allowed_zones
+    held = {source.path for source in judged}
+    findings: list[Finding] = []
+    for path, source in sources.items():
+        findings += check_zones(path, source.file.old_path, zones, allowed if path in held else None)
+    return Scan(tuple(findings), ()), tuple(try_zones(zones, context.tree.paths("head"), allowed))
+
+
+def _scan_family(
+    check: Check,
+    context: StageContext,
+    sources: dict[str, Source],
+    judged: Sequence[Source],
+    zones: ZoneIndex,
+) -> tuple[Scan, tuple[Trial, ...]]:
+    assert context.tree is not None
+    rules = [rule for rule in context.rules if rule.family == check.subject and _applies(rule, context)]
+    limits = {threshold.name: threshold.value for threshold in check.thresholds}
+    max_file_bytes = int(limits.get("max_file_bytes", DEFAULT_MAX_FILE_BYTES))
+    around = surroundings_of(sources, context.tree, zones, context.claim, max_file_bytes)
+    trials = tuple(trial for rule in rules for trial in try_rule(rule))
+    return scan_rules(rules, judged, around), trials
+
+
+def _applies(rule: Rule, context: StageContext) -> bool:
+    """A rule about a feature counts where the claim keeps that feature."""
+    feature = rule.id.removeprefix("keeps_")
+    return rule.family != "features" or feature == rule.id or feature in context.claim.features
+
+
+def _files_table(sources: dict[str, Source], is_pack: dict[str, bool], judged: set[str]) -> SampleTable:
+    columns = (
+        "path", "old_path", "zone", "old_zone", "is_pack", "is_judged", "status", "kind", "added_lines",
+        "removed_lines",
+    )  # fmt: skip
+    rows = tuple(
+        (
+            path, s.file.old_path, s.zone, s.old_zone, is_pack[path], path in judged, s.file.status,
+            s.file.kind.value, s.file.added_lines, s.file.removed_lines,
+        )
+        for path, s in sources.items()
+    )  # fmt: skip
+    return SampleTable(name="files", columns=columns, rows=rows)
+
+
+def _rules_table(scan: Scan) -> SampleTable:
+    rows = tuple((c.rule, c.severity, c.files_read, c.findings) for c in scan.counts)
+    return SampleTable(name="rules", columns=("rule", "severity", "files_read", "findings"), rows=rows)
+
+
+def _planted_table(trials: Iterable[Trial]) -> SampleTable:
+    rows = tuple((t.rule, t.example, t.expected, t.found, t.is_right) for t in trials)
+    return SampleTable(
+        name="planted", columns=("rule", "example", "expected", "found", "is_right"), rows=rows
+    )
+
+
+def _selection_table(family: str, context: StageContext, zones: ZoneIndex) -> SampleTable:
+    """Selection and default of the switch; only the opt-in family looks for them."""
+    assert context.tree is not None
+    tree = context.tree
+    places: tuple[Place, ...] = ()
+    if family == "opt_in":
+        paths = tree.paths("head")
+        places = tuple(
+            find_selection(context.claim.switch, zones, paths, lambda path: tree.read("head", path))
+        )
+    return SampleTable(
+        name="selection",
+        columns=("role", "path", "line", "text"),
+        rows=tuple((p.role, p.path, p.line, p.text) for p in places),
+    )

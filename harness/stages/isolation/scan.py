@@ -1,0 +1,165 @@
+"""A change through the rules: what was read, what was found, what was waived.
+
+Invariant: the same change, tree, rules and date give the same findings in the same order (path, line, rule).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Final
+
+from pathspec import GitIgnoreSpec
+
+from harness.domain.change import Change, ChangedFile, FileKind, SourceTree
+from harness.domain.check import Finding
+from harness.domain.claim import Claim
+from harness.domain.errors import InputError
+from harness.domain.policy import Policy, Rule, Waiver
+from harness.stages.isolation.detectors import DETECTORS
+from harness.stages.isolation.source import Source
+from harness.stages.isolation.surroundings import Match, Surroundings
+from harness.stages.isolation.zones import ZoneIndex
+
+__all__ = [
+    "DEFAULT_MAX_FILE_BYTES", "PackPart", "RuleCount", "Scan", "apply_waivers", "families_of", "read_sources",
+    "scan_rules", "surroundings_of",
+]  # fmt: skip
+
+DEFAULT_MAX_FILE_BYTES: Final = 2**20
+MAX_EXCERPT: Final = 300
+
+
+class PackPart:
+    """Which paths belong to the claim's change: its files, and the pack's folder."""
+
+    def __init__(self, claim: Claim, prefix: str) -> None:
+        self._files = GitIgnoreSpec.from_lines(claim.files)
+        self._prefix = prefix
+
+    def has(self, file: ChangedFile) -> bool:
+        """Whether the file was or is the pack's."""
+        return any(
+            self._files.match_file(path) or bool(self._prefix and path.startswith(self._prefix))
+            for path in (file.path, file.old_path)
+            if path is not None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RuleCount:
+    """What one rule read."""
+
+    rule: str
+    severity: str
+    files_read: int
+    findings: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What the rules gave."""
+
+    findings: tuple[Finding, ...]
+    counts: tuple[RuleCount, ...]
+
+
+def families_of(policy: Policy, is_pack: bool) -> tuple[str, ...]:
+    """Rule families that judge a file."""
+    return policy.rule_families if is_pack else policy.outside_pack_families
+
+
+def read_sources(change: Change, tree: SourceTree, zones: ZoneIndex) -> dict[str, Source]:
+    """Every changed file with its text at both sides."""
+    return {file.path: _read(file, tree, zones) for file in change.files}
+
+
+def surroundings_of(
+    sources: Mapping[str, Source], tree: SourceTree, zones: ZoneIndex, claim: Claim, max_file_bytes: int
+) -> Surroundings:
+    """What detectors may ask about a change."""
+    return Surroundings(
+        zones=zones,
+        changed_zones=frozenset(source.zone for source in sources.values()),
+        sources=sources,
+        read_head=lambda path: _content(tree, "head", path),
+        switch=claim.switch,
+        max_file_bytes=max_file_bytes,
+    )
+
+
+def scan_rules(rules: Sequence[Rule], sources: Sequence[Source], around: Surroundings) -> Scan:
+    """Findings of every rule over the files that its zones and languages name."""
+    findings: list[Finding] = []
+    counts = []
+    for rule in rules:
+        read = [source for source in sources if _is_read(rule, source)]
+        found = [
+            _finding(rule, s, match) for s in read for match in DETECTORS[rule.detector](rule, s, around)
+        ]
+        findings += found
+        counts.append(RuleCount(rule.id, rule.severity.value, len(read), len(found)))
+    return Scan(tuple(sorted(findings, key=_order)), tuple(counts))
+
+
+def apply_waivers(findings: Sequence[Finding], waivers: Sequence[Waiver], today: date) -> Iterator[Finding]:
+    """Findings, each marked where a waiver that has not expired covers it."""
+    specs = [(w, GitIgnoreSpec.from_lines([w.path])) for w in waivers if w.expires >= today]
+    for finding in findings:
+        covering = (
+            waiver
+            for waiver, spec in specs
+            if waiver.rule == finding.rule and finding.path is not None and spec.match_file(finding.path)
+        )
+        waiver = next(covering, None)
+        words = f"{waiver.owner}, until {waiver.expires.isoformat()}: {waiver.reason}" if waiver else None
+        yield finding.model_copy(update={"waived": words}) if words else finding
+
+
+def _is_read(rule: Rule, source: Source) -> bool:
+    is_zone = not rule.zones or source.zone in rule.zones or source.old_zone in rule.zones
+    return is_zone and ("any" in rule.languages or source.language in rule.languages)
+
+
+def _finding(rule: Rule, source: Source, match: Match) -> Finding:
+    return Finding(
+        rule=rule.id,
+        severity=rule.severity,
+        message=f"{match.note}: {rule.rationale}" if match.note else rule.rationale,
+        path=source.path,
+        line=match.line,
+        excerpt=_printable(match.excerpt)[:MAX_EXCERPT],
+        remedy=rule.remedy,
+    )
+
+
+def _order(finding: Finding) -> tuple[str, int, str, str]:
+    return (finding.path or "", finding.line or 0, finding.rule, finding.message)
+
+
+def _printable(text: str) -> str:
+    """Text that cannot turn a terminal or a page around."""
+    return "".join(c if c.isprintable() or c == "\t" else f"\\u{ord(c):04x}" for c in text)
+
+
+def _read(file: ChangedFile, tree: SourceTree, zones: ZoneIndex) -> Source:
+    content = None if file.status == "deleted" else _content(tree, "head", file.path)
+    is_text = file.kind is FileKind.TEXT
+    old = (
+        None if file.status == "added" or not is_text else _content(tree, "base", file.old_path or file.path)
+    )
+    return Source(
+        file=file,
+        zone=zones.zone_of(file.path),
+        old_zone=zones.zone_of(file.old_path or file.path),
+        before=None if old is None else old.decode("utf-8", "replace"),
+        after=content.decode("utf-8", "replace") if is_text and content is not None else None,
+        content=content,
+    )
+
+
+def _content(tree: SourceTree, side: str, path: str) -> bytes | None:
+    """Content, or None where there is none or more than may be read: the giant-file rule tells of those."""
+    try:
+        return tree.read("base" if side == "base" else "head", path)
+    except InputError:
+        return None
