@@ -39,6 +39,7 @@ class Launch(NamedTuple):
     """
     cluster: tuple[int, int, int]
     block: tuple[int | None, int | None, int | None]
+    dynamic_shared_bytes: int | None
 
 
 def all_variants() -> tuple[Variant, ...]:
@@ -67,14 +68,17 @@ def parse_launches(ir: str) -> tuple[Launch, ...]:
     """Launches in the DSL's cleaned host IR: grid configuration, its attributes and the kernel they belong
     to.
     """
-    constants = dict(re.findall(r"(%[\w#]+) = arith\.constant (-?\d+) : i32", ir))
+    constants = dict(re.findall(r"(%[\w#]+) = arith\.constant (-?\d+) : i(?:32|64)", ir))
 
     def number(name: str) -> int | None:
         return int(constants[name]) if name in constants else None
 
     launches = []
-    pattern = r"(%[\w#]+) = cuda\.launch_cfg\.create.*?blockDim = \((%[\w#]+), (%[\w#]+), (%[\w#]+)\)"
-    for config, *block in re.findall(pattern, ir):
+    pattern = (
+        r"(%[\w#]+) = cuda\.launch_cfg\.create.*?blockDim = \((%[\w#]+), (%[\w#]+), (%[\w#]+)\), "
+        r"dynamicSmemBytes = (%[\w#]+)"
+    )
+    for config, *block, shared in re.findall(pattern, ir):
         at = re.escape(f"[{config}]")
         pdl = re.search(rf"programmatic_stream_serialization_allowed{at} (%[\w#]+)", ir)
         cluster = re.search(rf"launch_cfg\.cluster_dim{at} \((%[\w#]+), (%[\w#]+), (%[\w#]+)\)", ir)
@@ -88,6 +92,7 @@ def parse_launches(ir: str) -> tuple[Launch, ...]:
                 pdl is not None and number(pdl[1]) != 0,
                 (dims[0], dims[1], dims[2]),
                 (number(block[0]), number(block[1]), number(block[2])),
+                number(shared),
             )
         )
     return tuple(launches)

@@ -25,16 +25,21 @@ REGISTER_UNIT = 256
 """Registers are given to warps in units of this many."""
 RESERVED_SHARED_BYTES = 1024
 """Shared memory that the driver takes for each block."""
-RESOURCE_COLUMNS = ("registers", "frame_bytes", "shared_bytes", "named_barriers", "mbarriers", "threads")
+RESOURCE_COLUMNS = (
+    "registers", "frame_bytes", "shared_bytes", "dynamic_shared_bytes", "named_barriers", "mbarriers", "threads",
+)  # fmt: skip
 
 
-def resource_row(resources: KernelResources) -> tuple[Scalar, ...]:
-    """One kernel's resources as a row of their sample table."""
+def resource_row(resources: KernelResources, dynamic_shared_bytes: int | None) -> tuple[Scalar, ...]:
+    """One kernel's resources as a row of their sample table; dynamic shared memory is the launch's, where
+    known.
+    """
     x, y, z = resources.threads or (0, 0, 0)
     return (
         resources.registers,
         resources.frame_bytes,
         resources.shared_bytes,
+        dynamic_shared_bytes,
         resources.named_barriers,
         resources.mbarriers,
         x * y * z or None,
@@ -61,7 +66,7 @@ def costs(samples: Samples, programs: Sequence[ProgramFact]) -> Mapping[str, int
         "spill": max(0, frame - declared) if local else 0,
         "local_accesses": local,
         "registers": max((int(r["registers"] or 0) for r in rows), default=0),
-        "shared_memory": max((int(r["shared_bytes"] or 0) for r in rows), default=0),
+        "shared_memory": max((_shared(r) for r in rows), default=0),
         "cluster": max((p.cluster_blocks for p in programs), default=1),
     }
 
@@ -79,7 +84,7 @@ def figures(
         Figure(name="registers", value=total["registers"]),
         Figure(name="spill_bytes", value=total["spill"]),
         Figure(name="local_accesses", value=total["local_accesses"]),
-        Figure(name="shared_bytes", value=total["shared_memory"], note="static, the driver's part included"),
+        _shared_figure(rows, total["shared_memory"]),
         Figure(name="named_barriers", value=max((int(r["named_barriers"] or 0) for r in rows), default=0)),
         Figure(name="mbarriers", value=sum(int(r["mbarriers"] or 0) for r in rows)),
         _occupancy(rows),
@@ -98,14 +103,21 @@ def figures(
     )
 
 
+def _shared(row: Mapping[str, Scalar]) -> int:
+    return int(row["shared_bytes"] or 0) + int(row["dynamic_shared_bytes"] or 0)
+
+
+def _shared_figure(rows: Sequence[Mapping[str, Scalar]], total: int) -> Figure:
+    if any(r["dynamic_shared_bytes"] is None for r in rows):
+        return Figure(name="shared_bytes", value=None, missing="the launch's dynamic part is no constant")
+    return Figure(name="shared_bytes", value=total, note="static and dynamic, the driver's part included")
+
+
 def _occupancy(rows: Sequence[Mapping[str, Scalar]]) -> Figure:
-    known = [r for r in rows if r["threads"]]
+    known = [r for r in rows if r["threads"] and r["dynamic_shared_bytes"] is not None]
     if not known:
-        return Figure(name="blocks_per_sm", value=None, missing="the kernel does not fix its block size")
-    fit = min(
-        occupancy_blocks(int(r["registers"] or 0), int(r["shared_bytes"] or 0), int(r["threads"] or 0))
-        for r in known
-    )
+        return Figure(name="blocks_per_sm", value=None, missing="block size or shared memory is not fixed")
+    fit = min(occupancy_blocks(int(r["registers"] or 0), _shared(r), int(r["threads"] or 0)) for r in known)
     return Figure(name="blocks_per_sm", value=fit)
 
 

@@ -67,6 +67,7 @@ class Launch:
     is_dependent: bool | None = None
     cluster_blocks: int = 1
     threads: int | None = None
+    dynamic_shared_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,17 +120,21 @@ def read_facts(
     parameters: Sequence[Parameter],
     launch: Launch,
     place: Callable[[SourceLine], str],
+    numbers: frozenset[int] = frozenset(),
 ) -> tuple[ProgramFact, tuple[AccessFact, ...]]:
-    """Everything the rules need of one program; `place` gives the repository path of a source line."""
-    matched = _match_parameters(program, parameters)
+    """Everything the rules need of one program.
+
+    `place` gives the repository path of a source line; `numbers` are ordinals of 8-byte parameters that are
+    no tensors.
+    """
+    matched = _match_parameters(program, parameters, numbers)
     early = reached_without_wait(program)
     accesses = []
     for index, origins in sorted(trace_addresses(program).items()):
         kinds = {o.kind for o in origins}
-        ordinals = sorted(
-            {o.parameter for o in origins if o.kind in (OriginKind.POINTER, OriginKind.DESCRIPTOR)}
-        )
-        if not ordinals and kinds == {OriginKind.ON_CHIP}:
+        named = {o.parameter for o in origins if o.kind in (OriginKind.POINTER, OriginKind.DESCRIPTOR)}
+        ordinals = sorted(named - numbers)
+        if not ordinals and OriginKind.ON_CHIP in kinds:
             continue
         found = [matched[o] for o in ordinals if matched is not None and o in matched]
         is_classed = bool(ordinals) and len(found) == len(ordinals)
@@ -151,11 +156,13 @@ def as_row(fact: AccessFact | ProgramFact) -> tuple[Scalar, ...]:
     return tuple(getattr(fact, f.name) for f in fields(fact))
 
 
-def _match_parameters(program: Program, parameters: Sequence[Parameter]) -> dict[int, Parameter] | None:
-    """Declared tensors by ordinal: the parameters that may hold an address, in order. None when the counts
+def _match_parameters(
+    program: Program, parameters: Sequence[Parameter], numbers: frozenset[int]
+) -> dict[int, Parameter] | None:
+    """Declared tensors by ordinal: the parameters that may hold an address, in order; None when counts
     differ.
     """
-    wide = [slot.ordinal for slot in program.slots if slot.may_hold_pointer]
+    wide = [s.ordinal for s in program.slots if s.may_hold_pointer and s.ordinal not in numbers]
     return dict(zip(wide, parameters, strict=True)) if len(wide) == len(parameters) else None
 
 

@@ -104,7 +104,7 @@ def _decide(
             samples,
             Status.INCONCLUSIVE,
             what,
-            "name the kernel's tensor parameters in launch order, or write addresses so that they can be traced",
+            "name the kernel's tensor parameters in launch order, or make their addresses traceable",
             control,
             figures,
             shown,
@@ -152,7 +152,7 @@ def _control(samples: Samples) -> Control:
     bad = [*wrong, *(f"{m} went unnoticed" for m in missed)]
     return Control(
         kind="planted",
-        description="planted kernels; this kernel with its wait removed, and with its loads made non-coherent",
+        description="planted kernels; this kernel without its wait, and with non-coherent loads",
         failed=bool(faults) and not bad,
         observed="; ".join(bad)[:500] if bad else observed,
     )

@@ -34,13 +34,13 @@ def plan(request: PlanRequest) -> tuple[Check, ...]:
     for architecture in request.claim.envelope.architectures:
         if architecture.arch == "cpu":
             continue
-        for op in request.pack.ops():
-            if subjects and op.name not in subjects:
+        for op in dict.fromkeys([*(o.name for o in request.pack.ops()), *(v.op for v in variants)]):
+            if subjects and op not in subjects:
                 continue
-            own = [v for v in variants if v.op == op.name and architecture.arch in v.architectures]
+            own = [v for v in variants if v.op == op and architecture.arch in v.architectures]
             checks += [_variant_check(request, v, architecture.arch) for v in own]
             if not own:
-                checks.append(_missing_check(op.name, architecture.arch, unavailable))
+                checks.append(_missing_check(op, architecture.arch, unavailable))
     return tuple(_with_compile_cost(checks))
 
 

@@ -58,7 +58,7 @@ def verdict(planted: Planted) -> tuple[bool, str]:
 
 
 def mutants(
-    program: Program, parameters: tuple[Parameter, ...], launch: Launch
+    program: Program, parameters: tuple[Parameter, ...], launch: Launch, numbers: frozenset[int] = frozenset()
 ) -> Iterable[tuple[str, ProgramFact, tuple[AccessFact, ...]]]:
     """The real kernel with a fault planted in it: its waits taken out, and its coherent loads made
     non-coherent.
@@ -68,7 +68,7 @@ def mutants(
     if program.has_wait() and launch.is_dependent is not False:
         bare = tuple(replace(i, is_wait=False) for i in program.instructions)
         fact, accesses = read_facts(
-            replace(program, instructions=bare), "mutant", parameters, launch, lambda _: ""
+            replace(program, instructions=bare), "mutant", parameters, launch, lambda _: "", numbers
         )
         yield "wait_removed", fact, accesses
     changed = tuple(
@@ -79,7 +79,7 @@ def mutants(
     )
     if changed != program.instructions:
         fact, accesses = read_facts(
-            replace(program, instructions=changed), "mutant", parameters, launch, lambda _: ""
+            replace(program, instructions=changed), "mutant", parameters, launch, lambda _: "", numbers
         )
         if any(a.is_non_coherent and a.roles not in ("", "weight") for a in accesses):
             yield "loads_made_non_coherent", fact, accesses
@@ -93,7 +93,7 @@ def _read(path: Path) -> Planted:
     if path.suffix == ".ptx":
         programs = parse_ptx(text)
     else:
-        slots = tuple(Slot(*map(int, value.split())) for key, value in head if key == "slot")
+        slots = tuple(_slot(value) for key, value in head if key == "slot")
         resources = KernelResources("planted", 0, 0, 0, 0, 0, None, int(single["bank"], 16), slots)
         programs = parse_sass(text, {"planted": resources})
     if len(programs) != 1:
@@ -103,3 +103,8 @@ def _read(path: Path) -> Planted:
     name = path.name.removesuffix(path.suffix)
     fact, accesses = read_facts(programs[0], name, parameters, Launch(is_dependent=True), lambda _: "")
     return Planted(name, single["title"], single["expect"], fact, accesses)
+
+
+def _slot(text: str) -> Slot:
+    ordinal, offset, size = map(int, text.split())
+    return Slot(ordinal, offset, size)

@@ -78,6 +78,10 @@ class Slot(NamedTuple):
     ordinal: int
     offset: int
     size_bytes: int
+    is_record: bool = True
+    """Whether it is a record, as tensors and tensor maps are; False for a plain number or pointer (PTX
+    tells).
+    """
 
     @property
     def may_hold_pointer(self) -> bool:

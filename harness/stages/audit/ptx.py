@@ -123,7 +123,7 @@ def _parse_parameters(text: str) -> tuple[tuple[Slot, ...], dict[str, Slot]]:
         size = unit * int(count) if count else unit
         step = int(align) if align else unit
         offset += -offset % step
-        names[name] = Slot(ordinal, offset, size)
+        names[name] = Slot(ordinal, offset, size, is_record=bool(count))
         offset += size
     return tuple(names.values()), names
 
@@ -148,7 +148,8 @@ def _read_body(text: str, start: int, files: dict[int, str]) -> _Body:
             elif piece == "{" and not _strip_labels(body, pending, scope):
                 scopes, pending = scopes + 1, ""
                 scope = (*scope, scopes)
-            elif piece == "}" and not pending.strip():
+            elif piece == "}" and not _strip_labels(body, pending, scope):
+                pending = ""
                 if not scope:
                     return body
                 scope = scope[:-1]

@@ -14,7 +14,7 @@ from harness.domain.record import Scalar
 from harness.domain.stage import StageContext
 from harness.stages.audit.artifacts import Compiled, compile_missing, find_compiled
 from harness.stages.audit.cost import RESOURCE_COLUMNS, resource_row
-from harness.stages.audit.cubin import KernelResources, parse_cubin
+from harness.stages.audit.cubin import parse_cubin
 from harness.stages.audit.facts import (
     ACCESS_COLUMNS,
     PROGRAM_COLUMNS,
@@ -46,7 +46,7 @@ class _Read:
     programs: tuple[ProgramFact, ...]
     accesses: tuple[AccessFact, ...]
     mutants: tuple[tuple[Scalar, ...], ...]
-    resources: tuple[KernelResources, ...]
+    resources: tuple[tuple[Scalar, ...], ...]
     missing: str | None
 
 
@@ -88,7 +88,7 @@ def _tables(compiled: Compiled, variant: KernelVariant, pack: Pack) -> tuple[Sam
         SampleTable(
             name="resources",
             columns=RESOURCE_COLUMNS,
-            rows=tuple(resource_row(r) for r in read.resources),
+            rows=read.resources,
         ),
         SampleTable(name="mutants", columns=MUTANT_COLUMNS, rows=read.mutants),
     )
@@ -105,15 +105,17 @@ def _read(compiled: Compiled, variant: KernelVariant, pack: Pack) -> _Read:
     launches = _launches(record.get("launches"))
     parameters = tuple(Parameter(name, role) for name, role in variant.parameters)
     place = _placer(pack)
+    numbers = {p.name: _numbers(p, len(parameters)) for p in programs if p.level is Level.PTX}
     program_facts: list[ProgramFact] = []
     access_facts: list[AccessFact] = []
     planted: list[tuple[Scalar, ...]] = []
     for subject, program in _subjects(programs):
         launch = launches.get(program.name, Launch())
-        fact, accesses = read_facts(program, subject, parameters, launch, place)
+        plain = numbers.get(program.name, frozenset())
+        fact, accesses = read_facts(program, subject, parameters, launch, place, plain)
         program_facts.append(fact)
         access_facts += accesses
-        for mutation, _, changed in mutants(program, parameters, launch):
+        for mutation, _, changed in mutants(program, parameters, launch, plain):
             same = {as_row(a) for a in accesses}
             broken = [
                 a for a in changed if (subject, *as_row(a)[1:]) not in same and a.roles not in ("", "weight")
@@ -130,7 +132,7 @@ def _read(compiled: Compiled, variant: KernelVariant, pack: Pack) -> _Read:
         tuple(program_facts),
         tuple(access_facts),
         tuple(planted),
-        resources,
+        tuple(resource_row(r, _dynamic_bytes(ptx, launches.get(r.name, Launch()))) for r in resources),
         None if missing is None else str(missing),
     )
 
@@ -142,16 +144,32 @@ def _subjects(programs: tuple[Program, ...]) -> Iterator[tuple[str, Program]]:
         yield from ((f"kernel{number}", program) for number, program in enumerate(own))
 
 
+def _numbers(program: Program, tensors: int) -> frozenset[int]:
+    """Ordinals of plain 8-byte parameters, where the kernel has more wide parameters than declared tensors."""
+    wide = [slot for slot in program.slots if slot.may_hold_pointer]
+    return frozenset(s.ordinal for s in wide if not s.is_record) if len(wide) != tensors else frozenset()
+
+
+def _dynamic_bytes(ptx: str, launch: Launch) -> int | None:
+    """Dynamic shared memory of a launch: none where the module asks for none, else what the launch says."""
+    return launch.dynamic_shared_bytes if ".extern .shared" in ptx else 0
+
+
 def _launches(records: object) -> Mapping[str, Launch]:
     """Launches by kernel from the compile's record; several launches of one kernel count as the loosest."""
     found: dict[str, Launch] = {}
     for record in records if isinstance(records, list) else []:
         x, y, z = record["cluster"]
-        block = record["block"]
+        block, dynamic = record["block"], record.get("dynamic_shared_bytes")
         threads = None if None in block else block[0] * block[1] * block[2]
-        known = found.get(record["kernel"], Launch(False, 1, threads))
+        known = found.get(record["kernel"], Launch(False, 1, threads, dynamic))
         found[record["kernel"]] = Launch(
-            bool(known.is_dependent) or record["is_dependent"], max(known.cluster_blocks, x * y * z), threads
+            is_dependent=bool(known.is_dependent) or record["is_dependent"],
+            cluster_blocks=max(known.cluster_blocks, x * y * z),
+            threads=threads,
+            dynamic_shared_bytes=None
+            if dynamic is None or known.dynamic_shared_bytes is None
+            else max(dynamic, known.dynamic_shared_bytes),
         )
     return found
 

@@ -87,6 +87,9 @@ WITHOUT_RESULT = (
 )
 OPAQUE = ("LD", "ATOM", "SYNCS", "RPCMOV", "TLD", "TEX", "SULD")
 LOADED = frozenset({Origin(OriginKind.LOADED)})
+ON_CHIP = frozenset({Origin(OriginKind.ON_CHIP)})
+SHARED_WINDOW = ("SR_SWINHI", "SR_SWINLO", "SR_LWINHI", "SR_LWINLO")
+"""Special registers with the place of shared and local memory in the generic address space."""
 WAIT = "ACQBULK"
 SPACE_WORDS = {0x210: 0x198, 0x380: 0x348}
 """Word of constant bank 0 that holds the parameter space's own address, by the offset at which parameters
@@ -195,7 +198,8 @@ def _instruction(row: _Line, words: dict[int, frozenset[Origin]]) -> Instruction
             text, row.opcode, row.line, row.guard, writes, (), _bank_seeds(writes, sources, words)
         )
     reads = tuple(m[0] for o in sources for m in REGISTER.finditer(o))
-    seeds = _operand_seeds(writes, sources, words)
+    is_window = parts[0] in ("S2R", "S2UR") and any(o in SHARED_WINDOW for o in sources)
+    seeds = tuple((w, ON_CHIP) for w in writes) if is_window else _operand_seeds(writes, sources, words)
     return Instruction(
         text=text,
         opcode=row.opcode,
@@ -281,11 +285,14 @@ def _access(parts: list[str], operands: list[str]) -> Access | None:
     )
     match family:
         case "LDG" | "LD":
-            return Access(AccessKind.LOAD, _address(groups[0]), width, "CONSTANT" in parts, family == "LD")
+            address = _address(groups[0], is_generic=family == "LD")
+            return Access(AccessKind.LOAD, address, width, "CONSTANT" in parts, family == "LD")
         case "STG" | "ST":
-            return Access(AccessKind.STORE, _address(groups[0]), width, is_generic=family == "ST")
+            address = _address(groups[0], is_generic=family == "ST")
+            return Access(AccessKind.STORE, address, width, is_generic=family == "ST")
         case "ATOMG" | "ATOM" | "RED" | "REDG" | "REDAS":
-            return Access(AccessKind.ATOMIC, _address(groups[0]), width, is_generic=family in ("ATOM", "RED"))
+            is_generic = family in ("ATOM", "RED")
+            return Access(AccessKind.ATOMIC, _address(groups[0], is_generic), width, is_generic=is_generic)
         case "LDGMC" | "REDGMC":
             return Access(AccessKind.ATOMIC, _address(groups[0]), width)
         case "LDGSTS":
@@ -309,9 +316,13 @@ def _access(parts: list[str], operands: list[str]) -> Access | None:
     return None
 
 
-def _address(group: str) -> tuple[str, ...]:
-    """Registers that make the low word of an address."""
-    return tuple(m[0] for m in REGISTER.finditer(group))
+def _address(group: str, is_generic: bool = False) -> tuple[str, ...]:
+    """Registers that make the low word of an address; of a generic one also the high word, which tells the
+    space.
+    """
+    low = tuple(m[0] for m in REGISTER.finditer(group))
+    high = tuple(f"{m[1]}{int(m[2]) + 1}" for m in REGISTER.finditer(group)) if is_generic else ()
+    return low + high
 
 
 def _convergence_points(lines: list[_Line], labels: dict[str, int]) -> dict[int, tuple[int, ...]]:
