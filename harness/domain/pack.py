@@ -230,8 +230,16 @@ class Pack(Protocol):
         `<name>.{ptx,cubin,sass,json}` in folder.
         """
 
-    def make_args(self, op: str, cell: Cell, regime: str, seed: int, device: str) -> dict[str, Any]:
-        """Fresh arguments of one call; outputs poisoned."""
+    def make_args(
+        self, op: str, cell: Cell, regime: str, seed: int, device: str, model: str
+    ) -> dict[str, Any]:
+        """Fresh arguments of one call at the shapes of a preset's rank; outputs poisoned.
+
+        Raises `ValueError` where the preset cannot be divided by the cell's `tp`, or lacks the op.
+        """
+
+    def touched(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Tensor]:
+        """For each `state` argument, a boolean mask of the elements that a call may change."""
 
     def oracle(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Tensor]:
         """Float64 or exact truth of every written argument."""
@@ -241,6 +249,11 @@ class Pack(Protocol):
 
     def run_optimised(self, op: str, implementation: str, args: Mapping[str, Any], launches: Tensor) -> None:
         """The optimised op, in place; adds to `launches`."""
+
+    def bind_optimised(
+        self, op: str, implementation: str, args: Mapping[str, Any], launches: Tensor
+    ) -> Callable[[], None]:
+        """The optimised op on these arguments, its weights laid out as at load time: what is timed and captured."""
 
     def launch_index(self, op: str) -> int:
         """Place of an op in the launch counters."""
@@ -254,6 +267,10 @@ class Pack(Protocol):
     @property
     def smoke_model(self) -> str:
         """Preset that a CPU drives in milliseconds a step, such as `nano`."""
+
+    @property
+    def claimed_model(self) -> str:
+        """Preset that the claim speaks of, such as `k3`: rank shapes of kernel tests and benchmarks."""
 
     def launch_manifest(self, request: SessionRequest, requests: int, rows: int) -> Mapping[str, int]:
         """Kernel launches by op that one optimised step of this session must make; ops that do not run are
