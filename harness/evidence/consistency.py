@@ -89,7 +89,10 @@ def _replanned(work: Work, plan: Plan, notes: Notes) -> None:
         return check.model_copy(update={"cost_s": 0.0, "unavailable": None})
 
     planned = {c.id: question(c) for c in plan.checks}
-    again = {c.id: question(c) for c in work.replan(plan)}
+    checks = work.replan(plan)
+    if checks is None:
+        return
+    again = {c.id: question(c) for c in checks}
     for check in sorted(set(again) - set(planned)):
         notes.wrong(check, "is called for by claim and policy, but the plan leaves it out")
     for check in sorted(set(planned) - set(again)):

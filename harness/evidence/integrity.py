@@ -43,8 +43,10 @@ __all__ = [
 
 Rejudge = Callable[[Check, Samples], Outcome | None]
 """Judges a check's samples again; None for a check that has no judge."""
-Replan = Callable[[Plan], tuple[Check, ...]]
-"""The checks that the planner makes of a plan's claim, policy, change, machine and nonce."""
+Replan = Callable[[Plan], tuple[Check, ...] | None]
+"""The checks that the planner makes of a plan's claim, policy, change, machine and nonce; None where this
+harness cannot tell.
+"""
 MAX_FILES = 100_000
 MAX_BUNDLE_BYTES = 64 * 2**30
 _TOP_FILES = frozenset({MANIFEST, ATTESTATION, PLAN, OUTCOMES, ENVIRONMENT})

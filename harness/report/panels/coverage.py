@@ -1,0 +1,113 @@
+"""Coverage: where the optimised path ran, what would notice each op being wrong, and what declined."""
+
+import math
+
+from harness.domain.check import Check, Outcome
+from harness.report.panels.material import Material, cell_name, figure, status_cell, table, value
+from harness.report.text import number, plain
+from harness.report.view import CellView, Panel
+
+__all__ = ["panels"]
+
+
+def panels(material: Material) -> tuple[Panel, ...]:
+    """Path shares, the causal matrix, declines, the envelope."""
+    by_kind: dict[str, list[tuple[Check, Outcome]]] = {}
+    for check, outcome in material.pairs:
+        by_kind.setdefault(check.id.split("/")[1], []).append((check, outcome))
+    return (
+        _share_panel(by_kind.get("path", [])),
+        _causal_panel(by_kind.get("poison", [])),
+        _envelope_panel(by_kind.get("path", [])),
+        _decline_panel(by_kind.get("decline", [])),
+    )
+
+
+def _share_panel(pairs: list[tuple[Check, Outcome]]) -> Panel:
+    rows = []
+    for check, outcome in pairs:
+        share, launches = value(outcome, "path_share"), value(outcome, "kernels_per_step")
+        gap = value(outcome, "worst_kl_to_stock")
+        rows.append(
+            (
+                CellView(cell_name(check)),
+                status_cell(check, outcome),
+                CellView("not measured" if share is None else number("path_share", share)),
+                CellView("-" if launches is None else f"{launches:g}"),
+                CellView("-" if gap is None else f"{gap:.2g}"),
+                CellView(plain(outcome.control.observed, 160) if outcome.control else "-", "small"),
+            )
+        )
+    return Panel(
+        "Path share",
+        "Generated tokens that the optimised path produced, by ledger, launch counters and manifest.",
+        table(
+            "cell | status | #path share | #kernels a step | #worst KL to stock | with the switch off", rows
+        ),
+    )
+
+
+def _causal_panel(pairs: list[tuple[Check, Outcome]]) -> Panel:
+    rows = []
+    for check, outcome in pairs:
+        clean, poisoned = value(outcome, "clean_kl"), value(outcome, "poison_kl")
+        moved = None if not clean or poisoned is None else poisoned / clean
+        tone = "" if moved is None else f"heat-{min(9, max(0, round(math.log10(max(moved, 1.0)))))}"
+        rows.append(
+            (
+                CellView(plain(check.op or check.id, 60)),
+                status_cell(check, outcome),
+                CellView("not finite" if poisoned is None else f"{poisoned:.2g}", tone),
+                CellView("-" if clean is None else f"{clean:.2g}"),
+                CellView(
+                    "-" if moved is None else f"{moved:,.0f}\u00d7" if moved < 1e7 else f"{moved:.0e}\u00d7"
+                ),
+            )
+        )
+    return Panel(
+        "Causal matrix: op by eval",
+        "Each op is made wrong by a visible amount; an eval that does not move is no evidence about that op.",
+        table("op | noticed | #drift, op poisoned (KL) | #drift, clean (KL) | #moved by", rows),
+    )
+
+
+def _envelope_panel(pairs: list[tuple[Check, Outcome]]) -> Panel:
+    """Batch by context (or drafts), the statuses inside."""
+    cells = {}
+    for check, outcome in pairs:
+        if check.cell is not None:
+            drafts = f", {check.cell.drafts} drafts" if check.cell.drafts else ""
+            cells[check.cell.batch, f"context {check.cell.context}{drafts}"] = (check, outcome)
+    batches = sorted({batch for batch, _ in cells})
+    rest = list(dict.fromkeys(other for _, other in cells))
+    rows = []
+    for other in rest:
+        row = [CellView(other)]
+        for batch in batches:
+            found = cells.get((batch, other))
+            row.append(status_cell(*found) if found else CellView("-", "none"))
+        rows.append(tuple(row))
+    return Panel(
+        "Where in the envelope the path was seen",
+        "Rows are contexts and drafts, columns batch; a dash is a cell that this run did not try.",
+        table("cell | " + " | ".join(f"batch {b}" for b in batches), rows) if batches else None,
+    )
+
+
+def _decline_panel(pairs: list[tuple[Check, Outcome]]) -> Panel:
+    rows = []
+    for check, outcome in pairs:
+        steps = figure(outcome, "declined_steps")
+        rows.append(
+            (
+                CellView(plain((check.subject or check.id).replace("_", " "), 80)),
+                status_cell(check, outcome),
+                CellView("-" if steps is None or steps.value is None else f"{steps.value:g}"),
+                CellView(plain(steps.note if steps else "", 200) or "-"),
+            )
+        )
+    return Panel(
+        "Declines by reason",
+        "Just outside the envelope: the step must be declined with a reason code and answer as stock does.",
+        table("outside by | status | #steps declined | reason code", rows),
+    )

@@ -1,0 +1,162 @@
+"""Plots as SVG text. Colours are CSS classes of the page, so that they follow light, dark and print.
+
+Drawn by hand and not by a plotting library, since a library's SVG brings inline styles, which the page's
+content policy forbids, and colours that do not follow the reader's theme. Every plot has a title for screen
+readers; the numbers themselves are always in a table beside it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+__all__ = ["Point", "Series", "dumbbell_plot", "line_plot", "status_bar"]
+
+WIDTH = 720
+LEFT, RIGHT, TOP, BOTTOM = 58, 16, 34, 44
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One point with its interval."""
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points under one name, by rising x."""
+
+    name: str
+    points: tuple[Point, ...]
+
+
+def status_bar(counts: Sequence[tuple[str, int]], title: str) -> Markup:
+    """A thin bar split by status."""
+    total = sum(count for _, count in counts)
+    parts, x = [], 0.0
+    for status, count in counts:
+        width = 100 * count / total if total else 0
+        parts.append(
+            f'<rect class="fill-{escape(status)}" x="{x:.2f}" y="0" width="{max(0.0, width - 0.6):.2f}" '
+            'height="10" rx="1.5"/>'
+        )
+        x += width
+    return Markup(
+        f'<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape(title)}">{"".join(parts)}</svg>'
+    )
+
+
+def line_plot(
+    series: Sequence[Series], title: str, x_title: str, y_title: str, baseline: float | None = None
+) -> Markup:
+    """Lines over a logarithmic x axis (powers of two), with intervals; `baseline` is drawn across."""
+    points = [p for s in series for p in s.points]
+    height = 300
+    xs = sorted({p.x for p in points})
+    values = [v for p in points for v in (p.y, p.low, p.high) if v is not None]
+    if baseline is not None:
+        values.append(baseline)
+    bottom, top, step = _axis(min(values), max(values))
+
+    def px(x: float) -> float:
+        spread = math.log2(xs[-1]) - math.log2(xs[0]) or 1.0
+        return LEFT + 14 + (WIDTH - LEFT - RIGHT - 28) * (math.log2(x) - math.log2(xs[0])) / spread
+
+    def py(y: float) -> float:
+        return height - BOTTOM - (height - TOP - BOTTOM) * (y - bottom) / (top - bottom)
+
+    parts = []
+    tick = bottom
+    while tick <= top + step / 2:
+        parts.append(_line("grid", LEFT, py(tick), WIDTH - RIGHT, py(tick)))
+        parts.append(_text("tick end", LEFT - 8, py(tick) + 4, f"{tick:.3g}"))
+        tick += step
+    parts += [_text("tick mid", px(x), height - BOTTOM + 18, f"{x:g}") for x in xs]
+    if baseline is not None:
+        parts.append(_line("baseline", LEFT, py(baseline), WIDTH - RIGHT, py(baseline)))
+    for place, one in enumerate(series):
+        kind = f"s{place % 6}"
+        path = " ".join(f"{px(p.x):.1f},{py(p.y):.1f}" for p in one.points)
+        parts.append(f'<polyline class="line {kind}" points="{path}"/>')
+        for p in one.points:
+            if p.low is not None and p.high is not None:
+                parts.append(_line(f"whisker {kind}", px(p.x), py(p.low), px(p.x), py(p.high)))
+            parts.append(f'<circle class="dot {kind}" cx="{px(p.x):.1f}" cy="{py(p.y):.1f}" r="4"/>')
+    parts.append(_text("axis mid", (LEFT + WIDTH - RIGHT) / 2, height - 6, x_title))
+    parts.append(_text("axis", 2, 13, y_title))
+    parts += _legend([s.name for s in series])
+    return _svg(title, height, parts)
+
+
+def dumbbell_plot(
+    rows: Sequence[tuple[str, float, float, float]], title: str, names: tuple[str, str, str]
+) -> Markup:
+    """For each row three positive values on one logarithmic axis: two dots joined by a line, and a limit."""
+    row_height, left = 30, 150
+    height = TOP + row_height * len(rows) + 34
+    values = [v for _, *three in rows for v in three if v > 0] or [1.0]
+    low = math.floor(math.log10(min(values)))
+    high = max(low + 1, math.ceil(math.log10(max(values))))
+
+    def px(value: float) -> float:
+        position = (math.log10(max(value, 10.0**low)) - low) / (high - low)
+        return left + (WIDTH - left - RIGHT - 10) * position
+
+    parts = []
+    factors = (1, 2, 5) if high - low <= 2 else (1,)
+    for tick in [f * 10.0**power for power in range(low, high) for f in factors] + [10.0**high]:
+        parts.append(_line("grid", px(tick), TOP - 4, px(tick), height - 30))
+        parts.append(_text("tick mid", px(tick), height - 12, f"{tick:.0e}".replace("e-0", "e-")))
+    for place, (name, first, second, limit) in enumerate(rows):
+        y = TOP + row_height * place + row_height / 2
+        parts.append(_text("rowname end", left - 12, y + 4, name))
+        parts.append(_line("join", px(first), y, px(second), y))
+        parts.append(_line("limit", px(limit), y - 9, px(limit), y + 9))
+        parts.append(f'<circle class="dot s1" cx="{px(first):.1f}" cy="{y:.1f}" r="5"/>')
+        over = " over" if second > limit else ""
+        parts.append(f'<circle class="dot s0{over}" cx="{px(second):.1f}" cy="{y:.1f}" r="5"/>')
+    parts += _legend([names[1], names[0], names[2]], kinds=("dot s0", "dot s1", "limit"))
+    return _svg(title, height, parts)
+
+
+def _svg(title: str, height: float, parts: Sequence[str]) -> Markup:
+    return Markup(
+        f'<svg class="plot" viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def _legend(names: Sequence[str], kinds: Sequence[str] | None = None) -> list[str]:
+    parts, x = [], float(WIDTH - RIGHT)
+    for place in range(len(names) - 1, -1, -1):
+        name = names[place]
+        x -= 7.0 * len(name) + 22
+        kind = kinds[place] if kinds else f"dot s{place % 6}"
+        if kind == "limit":
+            parts.append(_line("limit", x + 4, 3, x + 4, 17))
+        else:
+            parts.append(f'<circle class="{kind}" cx="{x + 4:.1f}" cy="10" r="5"/>')
+        parts.append(_text("key", x + 14, 14, name))
+    return parts
+
+
+def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
+    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def _text(kind: str, x: float, y: float, text: str) -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
+
+
+def _axis(low: float, high: float) -> tuple[float, float, float]:
+    """A round range around the values, and the step between its ticks."""
+    spread = (high - low) or abs(high) or 1.0
+    step = 10.0 ** math.floor(math.log10(spread / 3))
+    step = next(step * f for f in (1, 2, 5, 10) if spread / (step * f) <= 5)
+    return math.floor(low / step) * step, math.ceil(high / step + 1e-9) * step, step
