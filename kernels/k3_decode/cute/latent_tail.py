@@ -29,7 +29,7 @@ from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from k3_decode.cute import instructions as ins
 from k3_decode.cute import row_stream
-from k3_decode.cute.plans import tail_plan
+from k3_decode.cute.plans import plan_for
 from k3_decode.cute.row_stream import Finished, Plan
 from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
 
@@ -147,15 +147,15 @@ def latent_tail(
     tokens, (rows, width) = latent.shape[0], up_weight.shape
     if not 1 <= tokens <= 64:
         raise ValueError(f"latent_tail: {tokens} rows are outside 1..64; split the step")
-    launch = compile_plan(tail_plan(rows, width, tokens))
+    launch = compile_plan(plan_for(rows, width, tokens))
     launch(latent, norm_weight, up_weight, shared, out, launches, eps)
 
 
 def variants() -> tuple[Variant, ...]:
     """K3's shards at TP8 and TP16 and the whole, at every token capacity; and the small models."""
     shapes = [(896, 3584), (448, 3584), (7168, 3584)]
-    forms = [tail_plan(m, k, tokens) for m, k in shapes for tokens in (8, 16, 32, 64)]
-    forms += [tail_plan(192, 96, 8), tail_plan(128, 64, 8)]
+    forms = [plan_for(m, k, tokens) for m, k in shapes for tokens in (8, 16, 32, 64)]
+    forms += [plan_for(192, 96, 8), plan_for(128, 64, 8)]
     roles = (
         ("latent", "activation"), ("norm_weight", "weight"), ("up_weight", "weight"),
         ("shared", "activation"), ("out", "output"), ("launches", "workspace"),

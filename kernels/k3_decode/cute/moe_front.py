@@ -29,7 +29,7 @@ from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from k3_decode.cute import instructions as ins
 from k3_decode.cute import row_stream
-from k3_decode.cute.plans import front_plan
+from k3_decode.cute.plans import plan_for
 from k3_decode.cute.row_stream import Finished, Plan
 from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
 
@@ -150,15 +150,15 @@ def moe_front(
         raise ValueError(f"moe_front: {tokens} rows of x are outside 1..64; split the step")
     if experts % 2 or width % 2:
         raise ValueError(f"moe_front: {experts} router and {width} latent rows must be even")
-    launch = compile_plan(front_plan(experts + width, hidden, tokens), experts)
+    launch = compile_plan(plan_for(experts + width, hidden, tokens), experts)
     launch(x, router_weight, down_weight, logits, latent, launches)
 
 
 def variants() -> tuple[Variant, ...]:
     """K3's shards at TP8 and TP16 and the whole, at every token capacity; and the small models."""
     shapes = [(112, 448, 7168), (56, 224, 7168), (896, 3584, 7168)]
-    forms = [(front_plan(e + w, k, tokens), e) for e, w, k in shapes for tokens in (8, 16, 32, 64)]
-    forms += [(front_plan(16 + 96, 192, 8), 16), (front_plan(8 + 64, 128, 8), 8)]
+    forms = [(plan_for(e + w, k, tokens), e) for e, w, k in shapes for tokens in (8, 16, 32, 64)]
+    forms += [(plan_for(16 + 96, 192, 8), 16), (plan_for(8 + 64, 128, 8), 8)]
     roles = (
         ("x", "activation"), ("router_weight", "weight"), ("down_weight", "weight"), ("logits", "output"),
         ("latent", "output"), ("launches", "workspace"),

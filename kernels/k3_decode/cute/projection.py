@@ -29,7 +29,7 @@ from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from k3_decode.cute import instructions as ins
 from k3_decode.cute import row_stream
-from k3_decode.cute.plans import projection_plan
+from k3_decode.cute.plans import plan_for
 from k3_decode.cute.row_stream import Finished, Plan
 from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
 
@@ -123,7 +123,7 @@ def projection(
     tokens, (rows, k) = x.shape[0], weight.shape
     if not 1 <= tokens <= 64:
         raise ValueError(f"projection: {tokens} rows of x are outside 1..64; split the step")
-    compile_plan(projection_plan(rows, k, tokens), out.element_size() == 4)(x, weight, out, launches)
+    compile_plan(plan_for(rows, k, tokens), out.element_size() == 4)(x, weight, out, launches)
 
 
 def variants() -> tuple[Variant, ...]:
@@ -137,9 +137,7 @@ def variants() -> tuple[Variant, ...]:
         (7168, 768),
         (2880, 7168),
     ]
-    forms = dict.fromkeys(
-        (projection_plan(m, k, tokens), False) for m, k in shapes for tokens in (8, 16, 32, 64)
-    )
+    forms = dict.fromkeys((plan_for(m, k, tokens), False) for m, k in shapes for tokens in (8, 16, 32, 64))
     return tuple(
         Variant(
             op="projection",

@@ -10,7 +10,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not inst
 
 from k3_decode.cute import projection as op
 from k3_decode.cute import row_stream
-from k3_decode.cute.plans import projection_plan
+from k3_decode.cute.plans import plan_for
 from k3_decode.cute.row_stream import Plan
 from k3_decode.cute.variant import COMPILED, DISPATCHED
 
@@ -86,7 +86,7 @@ def test_partial_sums_of_eight_tokens_hit_every_bank_once(rows: int) -> None:
 
 
 def test_shared_memory_of_every_variant_leaves_room_for_the_next_kernel() -> None:
-    plans = [projection_plan(m, k, b) for m, k in ((6288, 7168), (7168, 1536)) for b in (1, 16)]
+    plans = [plan_for(m, k, b) for m, k in ((6288, 7168), (7168, 1536)) for b in (1, 16)]
     assert max(row_stream.shared_layout(plan).size for plan in plans) <= 110 * 1024
 
 
