@@ -7,7 +7,7 @@ from harness.domain.machine import Machine
 from harness.evidence.reader import Bundle
 from harness.report.panels.kernels import error_figures
 from harness.report.panels.material import cell_name, figure, value
-from harness.report.text import anchor, number, plain
+from harness.report.text import anchor, compact, number, plain
 from harness.report.view import Headline
 
 __all__ = ["headlines"]
@@ -64,7 +64,7 @@ def _error(pairs: Pairs, machine: Machine) -> list[Headline]:
         return []
     check, outcome, (mine, stock, bound) = max(measured, key=lambda p: p[2][0] / p[2][2])
     conditions = [
-        f"{plain(check.op or '', 60)}: {mine:.2e}, stock {stock:.2e}, bound {bound:.2e}",
+        f"{plain(check.op or '', 60)}: {compact(mine)}, stock {compact(stock)}, bound {compact(bound)}",
         "relative L2 against float64",
     ]
     share = f"{mine / bound:.0%}"

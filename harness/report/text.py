@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from harness.domain.check import Figure
 
-__all__ = ["STATUS_MARKS", "anchor", "figure_text", "label", "number", "plain", "source_link"]
+__all__ = ["STATUS_MARKS", "anchor", "compact", "figure_text", "label", "number", "plain", "source_link"]
 
 STATUS_MARKS = {
     "PASS": "✓",
@@ -62,6 +62,8 @@ def number(name: str, value: float | int) -> str:
     """A value with the unit that its name says."""
     if name.endswith("ratio"):
         return f"{value:.2f}\u00d7"
+    if name.endswith("difference"):
+        return f"{value:+.3f}"
     if any(name.endswith(s) for s in SHARES) and -1 <= value <= 1:
         return f"{value:.1%}"
     unit = next((u for suffix, u in UNITS.items() if name.endswith(suffix)), "")
@@ -94,12 +96,18 @@ def source_link(repository: str, sha: str, path: str, line: int | None = None) -
     return f"{prefix}{owner}/{name}/blob/{sha}/{quote(path)}{fragment}"
 
 
+def compact(value: float) -> str:
+    """Three digits and a power of ten, such as `3.42e-3`."""
+    mantissa, _, exponent = f"{value:.2e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
 def _digits(value: float | int) -> str:
+    size = abs(value)
     if value == 0:
         return "0"
-    size = abs(value)
-    if size >= 1e7 or size < 1e-3:
-        return f"{value:.2e}"
-    if float(value).is_integer():
+    if size >= 1e7 or size < 1e-2:
+        return compact(value)
+    if float(value).is_integer() or size >= 1000:
         return f"{value:,.0f}"
-    return f"{value:,.0f}" if size >= 1000 else f"{value:.3g}"
+    return f"{value:.3g}"

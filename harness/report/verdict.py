@@ -87,14 +87,17 @@ def matrix_rows(bundle: Bundle, verdict: Verdict | None) -> tuple[MatrixRow, ...
 
 def _proof_row(row: ProofRow) -> MatrixRow:
     counts = tuple((s.value, n) for s in Status for status, n in row.statuses if status is s)
-    found = row.found_tier.value if row.found_tier else "none"
+    found, needed = row.found_tier, row.required_tier
+    tier = needed.value if found is needed else f"needs {needed.value}"
+    if found is not None and found is not needed:
+        tier = f"{found.value}, needs {needed.value}" if found.strength < needed.strength else found.value
     return MatrixRow(
         stage=row.stage.value,
         arch=row.arch or "",
         counts=counts,
         bar=status_bar(counts, ", ".join(f"{n} {s}" for s, n in counts) or "no evidence"),
         controls=f"{row.controls}/{row.checks}" if row.checks else "",
-        tier=found if found == row.required_tier.value else f"{found}, needs {row.required_tier.value}",
+        tier=tier,
         is_met=row.is_met,
         why=plain(row.why, 300) + (f" ({row.stale} stale)" if row.stale else ""),
     )

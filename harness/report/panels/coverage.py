@@ -4,7 +4,7 @@ import math
 
 from harness.domain.check import Check, Outcome
 from harness.report.panels.material import Material, cell_name, figure, status_cell, table, value
-from harness.report.text import number, plain
+from harness.report.text import compact, number, plain
 from harness.report.view import CellView, Panel
 
 __all__ = ["panels"]
@@ -34,7 +34,7 @@ def _share_panel(pairs: list[tuple[Check, Outcome]]) -> Panel:
                 status_cell(check, outcome),
                 CellView("not measured" if share is None else number("path_share", share)),
                 CellView("-" if launches is None else f"{launches:g}"),
-                CellView("-" if gap is None else f"{gap:.2g}"),
+                CellView("-" if gap is None else compact(gap)),
                 CellView(plain(outcome.control.observed, 160) if outcome.control else "-", "small"),
             )
         )
@@ -57,8 +57,8 @@ def _causal_panel(pairs: list[tuple[Check, Outcome]]) -> Panel:
             (
                 CellView(plain(check.op or check.id, 60)),
                 status_cell(check, outcome),
-                CellView("not finite" if poisoned is None else f"{poisoned:.2g}", tone),
-                CellView("-" if clean is None else f"{clean:.2g}"),
+                CellView("not finite" if poisoned is None else compact(poisoned), tone),
+                CellView("-" if clean is None else compact(clean)),
                 CellView(
                     "-" if moved is None else f"{moved:,.0f}\u00d7" if moved < 1e7 else f"{moved:.0e}\u00d7"
                 ),
@@ -111,3 +111,8 @@ def _decline_panel(pairs: list[tuple[Check, Outcome]]) -> Panel:
         "Just outside the envelope: the step must be declined with a reason code and answer as stock does.",
         table("outside by | status | #steps declined | reason code", rows),
     )
+
+
+def _times(factor: float) -> str:
+    """A factor in few characters."""
+    return f"{factor:,.0f}\u00d7" if factor < 1e4 else f"1e{math.log10(factor):.0f}\u00d7"

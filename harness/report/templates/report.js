@@ -3,7 +3,7 @@ const chips = [...document.querySelectorAll(".chips input")];
 const search = document.getElementById("search");
 const found = document.getElementById("found");
 const checks = [...document.querySelectorAll("details.check")];
-const folds = [...document.querySelectorAll("details.passed")];
+const folds = [...document.querySelectorAll("details.passed, details.long")];
 const rows = [...document.querySelectorAll(".panel tbody tr")];
 const statuses = new Map(rows.map((row) => [row, [...row.querySelectorAll(".pill")].map((p) => p.textContent)]));
 
@@ -21,7 +21,7 @@ function apply() {
     row.hidden = (own.length > 0 && !own.some((s) => wanted.has(s))) || (words.length > 0 && !has(row));
   }
   const isFiltered = words.length > 0 || chips.some((c) => !c.checked);
-  for (const fold of folds) fold.open = isFiltered ? fold.querySelector("details.check:not([hidden])") !== null : fold.open;
+  for (const fold of folds) fold.open = isFiltered ? fold.querySelector("details.check:not([hidden]), tbody tr:not([hidden])") !== null : fold.open;
   found.textContent = `${shown} of ${checks.length} checks shown`;
 }
 function openTarget() {
@@ -50,7 +50,9 @@ for (const button of document.querySelectorAll(".cmd button")) {
     setTimeout(() => { button.textContent = "copy"; }, 1500);
   });
 }
-document.querySelector(".filters").hidden = false;
+const filters = document.querySelector(".filters");
+filters.hidden = false;
+if (matchMedia("(max-width: 940px)").matches) document.querySelector("section.stage").before(filters);
 document.getElementById("theme").hidden = false;
 apply();
 openTarget();
