@@ -46,6 +46,9 @@ STEP = 32
 CARVEOUT = 100
 """Share of L1 kept as shared memory, in percent; equal for all kernels of a step, because a multiprocessor
 that has to change it drains first, and then the next kernel cannot start early."""
+STAGE_STEPS = 2
+"""Steps of activations in a stage: a 128-byte line a token."""
+STAGE_BYTES = STAGE_STEPS * STEP * 2
 TOKENS_AHEAD = 2
 """Steps of activations in flight: they come from L2, so one step of weights covers their latency."""
 
@@ -77,11 +80,16 @@ class Plan:
     """Lines (128 bytes) of each row after those steps that are asked into L2 before the wait."""
     blocks_per_sm: int = 1
     """Blocks that the compiler must leave registers for on one multiprocessor."""
+    stages: int = 0
+    """Shared-memory stages of two steps of activations, for all row warps; 0: every warp reads its own."""
 
     def __post_init__(self) -> None:
         if self.k % STEP or self.tokens not in (8, 16, 32, 64):
+            raise ValueError(f"row stream: k {self.k} is no multiple of {STEP}, or {self.tokens} no capacity")
+        copies = self.k_warps * self.tokens * 8
+        if self.stages and (not self.is_even or self.steps % STAGE_STEPS or copies % self.threads):
             raise ValueError(
-                f"row stream: k {self.k} is no multiple of {STEP}, or tokens {self.tokens} no capacity"
+                f"row stream: staged tokens need equal slices of an even number of steps: {self}"
             )
 
     @property
@@ -120,6 +128,11 @@ class Plan:
         return self.tokens // 8
 
     @property
+    def copies(self) -> int:
+        """16-byte copies a thread makes for one stage of activations."""
+        return self.k_warps * self.tokens * 8 // self.threads
+
+    @property
     def pairs(self) -> int:
         """Row pairs of a cluster."""
         return self.group_rows // 2
@@ -139,7 +152,7 @@ class Plan:
         """The constants in short, for a variant's name."""
         shape = f"m{self.rows}_k{self.k}_b{self.tokens}"
         tiling = f"r{self.row_tiles}x{self.row_warps}_w{self.k_warps}_c{self.cluster}_d{self.depth}"
-        return f"{shape}_{tiling}_a{self.ahead}_o{self.blocks_per_sm}"
+        return f"{shape}_{tiling}_a{self.ahead}_o{self.blocks_per_sm}_s{self.stages}"
 
 
 class Layout(NamedTuple):
@@ -148,6 +161,7 @@ class Layout(NamedTuple):
     squares: int
     received_squares: int
     partials: int
+    """Also the stages of activations, which are done with when the first partial sum is written."""
     received: int
     size: int
 
@@ -157,7 +171,9 @@ def shared_layout(plan: Plan) -> Layout:
     is_alone = plan.cluster == 1
     received_squares = 16 + plan.k_warps * plan.tokens * 4
     partials = received_squares + (0 if is_alone else plan.cluster * plan.tokens * 4)
-    received = partials + plan.k_warps * plan.tokens * plan.pitch * 4
+    partials += -partials % STAGE_BYTES
+    staged = plan.stages * plan.k_warps * plan.tokens * STAGE_BYTES
+    received = partials + max(staged, plan.k_warps * plan.tokens * plan.pitch * 4)
     size = received + (0 if is_alone else plan.cluster * plan.tokens * plan.share * 8)
     return Layout(16, received_squares, partials, received, size)
 
@@ -259,21 +275,74 @@ def _keep(rows: Rows, words: ins.Words) -> ins.Words:
     return tuple(word & mask for word in words)
 
 
-def _token_addresses(plan: Plan, place: Place, rows: Rows, x: cute.Tensor) -> list[Int64]:
-    """One address a group of 8 tokens, at the start of the warp's K slice."""
-    offset = ins.byte_address(x) + Int64(rows.first_step) * (STEP * 2) + Int64(place.quad) * 16
-    last = x.shape[0] - 1
-    tokens = [ins.at_most(place.group + half * 8, last) for half in range(plan.halves)]
-    return [offset + Int64(token) * x.stride[0] * 2 for token in tokens]
+class _Direct:
+    """Activations that each warp reads from L2 into registers, `TOKENS_AHEAD` steps ahead of their use."""
+
+    def __init__(self, plan: Plan, place: Place, rows: Rows, x: cute.Tensor) -> None:
+        self.plan, self.rows = plan, rows
+        offset = ins.byte_address(x) + Int64(rows.first_step) * (STEP * 2) + Int64(place.quad) * 16
+        last = x.shape[0] - 1
+        tokens = [ins.at_most(place.group + half * 8, last) for half in range(plan.halves)]
+        self.addresses = [offset + Int64(token) * x.stride[0] * 2 for token in tokens]
+        self.near = [self._fetch(step) for step in range(min(TOKENS_AHEAD, plan.steps))]
+
+    def step(self, step: int) -> list[ins.Words]:
+        """The step's words by group of 8 tokens; asks for a later step's."""
+        words = self.near[step % TOKENS_AHEAD]
+        if step + TOKENS_AHEAD < self.plan.steps:
+            self.near[step % TOKENS_AHEAD] = self._fetch(step + TOKENS_AHEAD)
+        return words
+
+    def _fetch(self, step: int) -> list[ins.Words]:
+        offset = step * (STEP * 2)
+        if self.plan.is_even or step < self.plan.steps - 1:
+            return [ins.load_activation(address + offset) for address in self.addresses]
+        back = Int64(self.rows.is_short) * (STEP * 2)
+        return [_keep(self.rows, ins.load_activation(address + offset - back)) for address in self.addresses]
 
 
-def _fetch_tokens(plan: Plan, rows: Rows, addresses: list[Int64], step: int) -> list[ins.Words]:
-    """Issue the loads of one step of activations."""
-    offset = step * (STEP * 2)
-    if plan.is_even or step < plan.steps - 1:
-        return [ins.load_activation(address + offset) for address in addresses]
-    back = Int64(rows.is_short) * (STEP * 2)
-    return [_keep(rows, ins.load_activation(address + offset - back)) for address in addresses]
+class _Staged:
+    """Activations that a block copies to shared memory once, a line (two steps) a token and K warp at a time.
+
+    Odd tokens swap the halves of their line, so that the 8 lanes of two tokens that read at once hit all banks.
+    """
+
+    def __init__(self, plan: Plan, place: Place, x: cute.Tensor) -> None:
+        self.plan = plan
+        self.base = place.shared + shared_layout(plan).partials
+        self.sources, self.targets = [], []
+        for turn in range(plan.copies):
+            index = place.tid + turn * plan.threads
+            piece, line = index % 8, index // 8
+            token, part = line % plan.tokens, place.rank * plan.k_warps + line // plan.tokens
+            row = Int64(ins.at_most(token, x.shape[0] - 1)) * x.stride[0] * 2
+            column = Int64(part) * (plan.steps * STEP * 2) + Int64(piece) * 16
+            self.sources.append(ins.byte_address(x) + row + column)
+            self.targets.append(self.base + line * STAGE_BYTES + (piece ^ (token % 2 * 4)) * 16)
+        swap = place.group % 2
+        at = self.base + (place.k_warp * plan.tokens + place.group) * STAGE_BYTES + place.quad * 16
+        self.lanes = (at + swap * 64, at + (1 - swap) * 64)
+        for chunk in range(plan.stages - 1):
+            self._copy(chunk)
+
+    def step(self, step: int) -> list[ins.Words]:
+        """The step's words by group of 8 tokens; a stage's first step waits for its copy and starts another."""
+        chunk, half = divmod(step, STAGE_STEPS)
+        if half == 0:
+            cute.arch.cp_async_wait_group(self.plan.stages - 2)
+            cute.arch.sync_threads()
+            self._copy(chunk + self.plan.stages - 1)
+        at = self.lanes[half] + self._offset(chunk)
+        return [ins.shared_load(at + group * 8 * STAGE_BYTES) for group in range(self.plan.halves)]
+
+    def _offset(self, chunk: int) -> int:
+        return chunk % self.plan.stages * self.plan.k_warps * self.plan.tokens * STAGE_BYTES
+
+    def _copy(self, chunk: int) -> None:
+        if chunk * STAGE_STEPS < self.plan.steps:
+            for source, target in zip(self.sources, self.targets, strict=True):
+                ins.copy_async(target + self._offset(chunk), source + chunk * STAGE_BYTES)
+        cute.arch.cp_async_commit_group()
 
 
 def _multiply(plan: Plan, sums: Sums, weights: list[ins.Words], x: list[ins.Words]) -> None:
@@ -312,7 +381,8 @@ def stream(
 
     Lets the next kernel start at once, then waits for the previous one before the first activation is read.
     After every `chain` steps the matrix unit starts from zero again and its sum is added in fp32: the unit
-    drops low bits at each addition, which an fp32 output would show (9e-7 of the row over 28 steps, 2e-7 over 4).
+    drops low bits at each addition, which an fp32 output would show (9e-7 of the row over 28 steps, 2e-7
+    over 4).
     """
     sums, totals = _zero_sums(plan), None
     squares = [Float32(0.0)] * plan.halves
@@ -323,10 +393,9 @@ def stream(
     ring = [_fetch(plan, rows, step) for step in range(min(plan.depth, plan.steps))]
     prefetch_rows(plan, place, rows)
     cute.arch.griddepcontrol_wait()
-    addresses = _token_addresses(plan, place, rows, x)
-    near = [_fetch_tokens(plan, rows, addresses, s) for s in range(min(TOKENS_AHEAD, plan.steps))]
+    source = _Staged(plan, place, x) if plan.stages else _Direct(plan, place, rows, x)
     for step in range(plan.steps):
-        tokens = near[step % TOKENS_AHEAD]
+        tokens = source.step(step)
         if norm_at is not None:
             back = Int64(0)
             if not plan.is_even and step == plan.steps - 1:
@@ -339,8 +408,8 @@ def stream(
         _multiply(plan, sums, ring[step % plan.depth], tokens)
         if step + plan.depth < plan.steps:
             ring[step % plan.depth] = _fetch(plan, rows, step + plan.depth)
-        if step + TOKENS_AHEAD < plan.steps:
-            near[step % TOKENS_AHEAD] = _fetch_tokens(plan, rows, addresses, step + TOKENS_AHEAD)
+    if plan.stages:
+        cute.arch.sync_threads()
     return _add_sums(totals, sums), squares
 
 

@@ -121,6 +121,11 @@ class NumpyMachine:
         for i, value in enumerate(values):
             self.shared[self.bid, at + i] = self.all_lanes(value).astype(np.float32).view(np.uint32)
 
+    def copy_shared(self, shared: Any, address: Any) -> None:
+        to = self.all_lanes(shared) // 4
+        for i, word in enumerate(self.load(address, 4)):
+            self.shared[self.bid, to + i] = word
+
     def send(self, address: Any, values: list[np.ndarray], wanted: Any) -> None:
         code, keep = self.all_lanes(address), self.all_lanes(wanted) != 0
         block = self.bid - self.bid % self.cluster + (code >> 24)
@@ -200,6 +205,8 @@ def _instructions(machine: NumpyMachine) -> SimpleNamespace:
         low_half=lambda word: from_bf16_bits((np.asarray(word) & 0xFFFF).astype(np.uint16)),
         high_half=lambda word: from_bf16_bits((np.asarray(word) >> 16).astype(np.uint16)),
         pack_halves=pack,
+        copy_async=machine.copy_shared,
+        shared_load=lambda address: tuple(w.view(np.uint32) for w in machine.shared_load(address, 4)),
         shared_load_f32=lambda address: machine.shared_load(address, 1)[0],
         shared_load_pair=lambda address: machine.shared_load(address, 2),
         shared_store_f32=lambda address, value: machine.shared_store(address, [value]),
@@ -218,7 +225,14 @@ def _device(machine: NumpyMachine) -> SimpleNamespace:
     def nothing(*_: Any) -> None:
         return None
 
-    names = ("griddepcontrol_launch_dependents", "griddepcontrol_wait", "sync_threads", "cluster_wait")
+    names = (
+        "griddepcontrol_launch_dependents",
+        "griddepcontrol_wait",
+        "sync_threads",
+        "cluster_wait",
+        "cp_async_commit_group",
+        "cp_async_wait_group",
+    )
     arch = SimpleNamespace(
         thread_idx=lambda: (machine.tid, 0, 0),
         block_idx=lambda: (machine.bid, 0, 0),

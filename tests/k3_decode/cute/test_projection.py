@@ -22,6 +22,8 @@ PLANS = {
     "cluster_of_two": Plan(48, 512, 16, 3, 1, 4, 2, 2),
     "cluster_of_seven": Plan(32, 448, 8, 2, 1, 2, 7, 1),
     "uneven_cluster": Plan(24, 352, 64, 1, 1, 2, 3, 2),
+    "staged_tokens": Plan(48, 512, 64, 3, 2, 2, 1, 2, stages=3),
+    "staged_in_a_cluster": Plan(64, 768, 32, 2, 4, 2, 2, 3, stages=2),
 }
 
 
