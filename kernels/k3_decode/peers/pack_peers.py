@@ -5,7 +5,7 @@
 
 Downloads the wheels below with pip into a scratch folder (about 400 MB, removed at the end), takes the files
 that the benchmarks here need, blanks the GPU code of every architecture but sm_90 (PTX stays: Marlin runs
-from it), and writes one reproducible xz archive of about 41 MiB. One core for about two minutes, once.
+from it), and writes one reproducible xz archive of about 52 MiB. One core for about two minutes, once.
 --jit-cache adds an archive of `~/.nv` from a GPU machine with the same driver: it saves the 20 s of the first
 Marlin call there. README.md says how to use it.
 """
@@ -32,7 +32,12 @@ PLATFORMS = (
     "manylinux_2_17_x86_64",
     "manylinux2014_x86_64",
 )
-VLLM_EXTENSIONS = ("_C_stable_libtorch", "_moe_C_stable_libtorch", "_flashmla_C")
+VLLM_EXTENSIONS = (
+    "_C_stable_libtorch",
+    "_moe_C_stable_libtorch",
+    "_flashmla_C",
+    "vllm_flash_attn/_vllm_fa3_C",
+)
 VLLM_FILES = (
     "vllm/models/common/ops/fused_qk_rmsnorm.py",
     "vllm/models/kimi_k3/nvidia/low_latency_gemm.py",
@@ -56,7 +61,7 @@ VLLM_FOLDER = "vllm/third_party/flash_linear_attention/"
 def place_vllm(name: str) -> str | None:
     for extension in VLLM_EXTENSIONS:
         if name == f"vllm/{extension}.abi3.so":
-            return f"{extension}.so"
+            return f"{extension.rsplit('/', 1)[-1]}.so"
     return name if name in VLLM_FILES or name.startswith(VLLM_FOLDER) else None
 
 
