@@ -1,7 +1,8 @@
-"""FA3's MLA decode core, what vLLM 0.33.0 chooses by itself on SM90 (`FLASH_ATTN_MLA`), as a call beside FlashMLA's.
+"""FA3's MLA decode core, which vLLM 0.33.0 chooses by itself on SM90 (`FLASH_ATTN_MLA`), as a call.
 
-The kernel takes the 64 dimensions of k_pe as its keys and the 512 of the latent as values, which also score against
-the absorbed part of the query (`q_v`). bf16 KV only. Its schedule is made once a step outside the graph, as vLLM does.
+The kernel takes the 64 dimensions of k_pe as its keys and the 512 of the latent as values, which also score
+against the absorbed part of the query (`q_v`). bf16 KV only. Its schedule is made once a step outside the graph,
+as vLLM does.
 """
 
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ class Schedule(NamedTuple):
 
 
 def make_schedule(lengths: torch.Tensor, longest: int, heads: int, rows: int = 1) -> Schedule:
-    """The kernel's plan for requests of `lengths` tokens (int32 on the GPU), at most `longest`, `rows` rows each."""
+    """The kernel's plan for requests of `lengths` tokens (int32 on the GPU), `rows` query rows each."""
     requests = lengths.shape[0]
     starts = torch.arange(0, (requests + 1) * rows, rows, dtype=torch.int32, device=lengths.device)
     arguments: list[Any] = [requests, rows, longest, heads, 1, ROPE, LATENT, torch.bfloat16, lengths, starts]
@@ -40,7 +41,7 @@ def make_schedule(lengths: torch.Tensor, longest: int, heads: int, rows: int = 1
 def fa3_mla(
     query: torch.Tensor, cache: torch.Tensor, block_table: torch.Tensor, schedule: Schedule, scale: float
 ) -> torch.Tensor:
-    """query [B, H, 576] over paged KV [pages, 64, 576] -> [B, H, 512]; block_table int32 [R, pages a request]."""
+    """query [B, H, 576] over paged KV [pages, 64, 576] -> [B, H, 512]; block_table int32 [R, pages]."""
     q_latent, q_rope = query[..., :LATENT], query[..., LATENT:]
     keys, values = cache[..., LATENT:].unsqueeze(-2), cache[..., :LATENT].unsqueeze(-2)
     arguments: list[Any] = [
