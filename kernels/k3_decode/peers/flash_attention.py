@@ -1,8 +1,8 @@
 """FA3's MLA decode core, which vLLM 0.33.0 chooses by itself on SM90 (`FLASH_ATTN_MLA`), as a call.
 
 The kernel takes the 64 dimensions of k_pe as its keys and the 512 of the latent as values, which also score
-against the absorbed part of the query (`q_v`). bf16 KV only. Its schedule is made once a step outside the graph,
-as vLLM does.
+against the absorbed part of the query (`q_v`). bf16 KV only. Its schedule is made once a step outside the
+graph, as vLLM does.
 """
 
 from typing import Any, NamedTuple
