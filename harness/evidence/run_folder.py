@@ -175,8 +175,8 @@ def open_run(folder: Path, plan: Plan) -> RunFolder:
             (folder / name).unlink(missing_ok=True)
         for name in (SAMPLES, LOGS, LEDGER):
             (folder / name).mkdir(exist_ok=True)
-        for leftover in (folder / SAMPLES).glob(TEMPORARY + "*"):
-            shutil.rmtree(leftover)
+        for leftover in list(folder.rglob(TEMPORARY + "*")):
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         if not (folder / PLAN).exists():
             write_atomically(folder / PLAN, plan.canonical())
         _drop_torn_line(folder / OUTCOMES)

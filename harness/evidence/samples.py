@@ -6,6 +6,7 @@ tools to read; a column that mixes types holds JSON text and is named in the fil
 """
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -138,6 +139,8 @@ def _decode(field: pa.Field, column: pa.ChunkedArray, is_mixed: bool) -> list[Sc
             return [None] * len(column)
         raise EvidenceError(f"column {field.name!r} has type {field.type}, which samples never have")
     values: list[Scalar] = column.to_pylist()
+    if any(isinstance(v, float) and not math.isfinite(v) for v in values):
+        raise EvidenceError(f"column {field.name!r} holds a number that is not finite")
     return [None if v is None else _parse_scalar(str(v)) for v in values] if is_mixed else values
 
 

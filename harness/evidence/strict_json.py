@@ -78,10 +78,10 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
     """Content of a regular file of at most `max_bytes`; follows no link."""
     handle = open_regular(path)
     with os.fdopen(handle, "rb") as file:
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise EvidenceError(f"is over the limit of {max_bytes} bytes")
-    return content
+        size = os.fstat(handle).st_size  # a read of the limit would allocate the limit
+        if size > max_bytes:
+            raise EvidenceError(f"takes {size} bytes, over the limit of {max_bytes} bytes")
+        return file.read(size)
 
 
 def open_regular(path: Path) -> int:

@@ -106,7 +106,8 @@ def example_policy(name: str = "smoke", **changes: Any) -> Policy:
         expires=date(2027, 6, 30),
     )
     values: dict[str, Any] = {
-        "name": name, "summary": f"the {name} policy", "zone_map": "fasttrack", "proofs": proofs, "waivers": (waiver,)
+        "name": name, "summary": f"the {name} policy", "zone_map": "fasttrack", "proofs": proofs,
+        "waivers": (waiver,),
     }  # fmt: skip
     return Policy(**{**values, **changes})
 
@@ -220,15 +221,12 @@ def _checks(machine: Machine, policy: Policy) -> tuple[Check, ...]:
     tier = Tier.SMOKE if arch == "cpu" else Tier.RANK
     cells = [Cell(arch=arch, batch=b, context=c) for b in (1, 8, 64) for c in (64, 512)]
     checks: list[Check] = []
-    for rule in ("zones", "no_shared_state", "opt_in_default", "new_dependency"):
-        checks.append(
-            _check(
-                f"isolation/{rule}/change",
-                StageName.ISOLATION,
-                f"the change keeps the rule {rule}",
-                subject=rule,
-            )
+    checks += [
+        _check(
+            f"isolation/{rule}/change", StageName.ISOLATION, f"the change keeps the rule {rule}", subject=rule
         )
+        for rule in ("zones", "no_shared_state", "opt_in_default", "new_dependency")
+    ]
     for op in OPS[:3]:
         checks += [
             _check(
@@ -237,55 +235,51 @@ def _checks(machine: Machine, policy: Policy) -> tuple[Check, ...]:
             )
             for target in ("sm_90a", "sm_100a")
         ]  # fmt: skip
-    for op in OPS:
-        for cell in cells[:2] + cells[-1:]:
-            checks.append(
-                _check(
-                    f"kernels/{op}/{cell.label()}",
-                    StageName.KERNELS,
-                    f"{op} is as exact as stock",
-                    cell,
-                    op,
-                    tier,
-                )
-            )
-    for cell in cells[::2]:
-        checks.append(
-            _check(
-                f"coverage/path/{cell.label()}", StageName.COVERAGE, "the optimised path runs in this cell", cell,
-                tier=tier, parameters=(("kind", "path"),), subject=cell.label(), min_path_share=policy.min_path_share,
-            )
-        )  # fmt: skip
-    for reason in ("batch_above_max", "prefill"):
-        checks.append(
-            _check(
-                f"coverage/decline/{reason}", StageName.COVERAGE, "outside the envelope the step is declined",
-                Cell(arch=arch, batch=65), tier=tier, parameters=(("kind", "decline"),), subject=reason,
-            )
-        )  # fmt: skip
-    for op in OPS:
-        checks.append(
-            _check(
-                f"coverage/poison/{op}", StageName.COVERAGE, "making this op wrong changes the drift eval",
-                cells[0], op, tier, parameters=(("kind", "poison"),), subject=op,
-            )
-        )  # fmt: skip
-    for name in ("drift", "mrcr_canary", "aime25"):
-        checks.append(
-            _check(
-                f"evals/{name}/canary", StageName.EVALS, f"on {name} the optimised path answers no worse",
-                Cell(arch=arch, batch=8, context=1024), tier=tier, subject=name, margin=0.05,
-                unavailable="needs a model that solves it" if name == "aime25" else None,
-                is_required=name != "aime25",
-            )
-        )  # fmt: skip
-    for cell in cells:
-        checks.append(
-            _check(
-                f"sweep/decode/{cell.label()}", StageName.SWEEP, "a decode step takes no longer than stock's", cell,
-                tier=tier, subject="decode", min_ratio=1.0,
-            )
-        )  # fmt: skip
+    checks += [
+        _check(
+            f"kernels/{op}/{cell.label()}", StageName.KERNELS, f"{op} is as exact as stock", cell, op, tier
+        )
+        for op in OPS
+        for cell in cells[:2] + cells[-1:]
+    ]
+    share = policy.min_path_share
+    checks += [
+        _check(
+            f"coverage/path/{cell.label()}", StageName.COVERAGE, "the optimised path runs in this cell", cell,
+            tier=tier, parameters=(("kind", "path"),), subject=cell.label(), min_path_share=share,
+        )
+        for cell in cells[::2]
+    ]  # fmt: skip
+    checks += [
+        _check(
+            f"coverage/decline/{reason}", StageName.COVERAGE, "outside the envelope the step is declined",
+            Cell(arch=arch, batch=65), tier=tier, parameters=(("kind", "decline"),), subject=reason,
+        )
+        for reason in ("batch_above_max", "prefill")
+    ]  # fmt: skip
+    checks += [
+        _check(
+            f"coverage/poison/{op}", StageName.COVERAGE, "making this op wrong changes the drift eval",
+            cells[0], op, tier, parameters=(("kind", "poison"),), subject=op,
+        )
+        for op in OPS
+    ]  # fmt: skip
+    checks += [
+        _check(
+            f"evals/{name}/canary", StageName.EVALS, f"on {name} the optimised path answers no worse",
+            Cell(arch=arch, batch=8, context=1024), tier=tier, subject=name, margin=0.05,
+            unavailable="needs a model that solves it" if name == "aime25" else None,
+            is_required=name != "aime25",
+        )
+        for name in ("drift", "mrcr_canary", "aime25")
+    ]  # fmt: skip
+    checks += [
+        _check(
+            f"sweep/decode/{cell.label()}", StageName.SWEEP, "a decode step is no slower than stock's", cell,
+            tier=tier, subject="decode", min_ratio=1.0,
+        )
+        for cell in cells
+    ]  # fmt: skip
     return tuple(checks)
 
 
@@ -312,7 +306,8 @@ def _check(
 def _skipped(check: Check, plan: Plan) -> Outcome:
     reason = check.unavailable or ""
     return Outcome(
-        check=check.id, status=Status.SKIPPED, tier=plan.tier, summary=reason, next_step=f"run it where this is met: {reason}"
+        check=check.id, status=Status.SKIPPED, tier=plan.tier, summary=reason,
+        next_step=f"run it where this is met: {reason}",
     )  # fmt: skip
 
 
