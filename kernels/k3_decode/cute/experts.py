@@ -46,7 +46,11 @@ __all__ = ["Form", "PreparedExperts", "experts", "prepare", "variants", "workspa
 OP_INDEX = 5
 """Place of the op in the launch counters."""
 WARPS = 16
-THREADS = 32 * WARPS
+"""Warps that multiply."""
+FINISHERS = 2
+"""Warps that add the K slices of finished tiles and apply SiTU, so that nobody else waits for it."""
+ALL_WARPS = WARPS + FINISHERS
+THREADS = 32 * ALL_WARPS
 COLUMNS = 8
 """Tokens of one expert that a matrix instruction takes at once."""
 HIDDEN_EXPONENT = 9
@@ -67,6 +71,9 @@ class Form:
     capacity: int
     """Most tokens of a launch: 8, 16 or 64."""
     stages: int = 3
+    """Stages of a warp's ring."""
+    buffers: int = 4
+    """Tiles whose partial sums may wait for a finisher."""
 
     @property
     def slices(self) -> int:
@@ -87,9 +94,7 @@ class Form:
     def chunk_groups(self) -> int:
         """Scale groups of a phase 2 stage."""
         total = self.inter // mxfp4.GROUP
-        fits = [
-            g for g in range(1, MAX_CHUNK_GROUPS + 1) if total % g == 0 and (total // g).bit_count() == 1
-        ]
+        fits = [g for g in range(1, MAX_CHUNK_GROUPS + 1) if total % g == 0 and (total // g).bit_count() == 1]
         return max(fits)
 
     @property
@@ -127,8 +132,8 @@ class Form:
 
     @property
     def scratch_bytes(self) -> int:
-        """Partial sums of phase 1 (two buffers), then the accumulators of phase 2."""
-        return max(2 * WARPS * 512, WARPS * self.capacity * 64)
+        """Partial sums of phase 1, then the accumulators of phase 2."""
+        return max(self.buffers * WARPS * 512, WARPS * self.capacity * 64)
 
     @property
     def ring_bytes(self) -> int:
@@ -136,7 +141,7 @@ class Form:
 
     @property
     def shared_bytes(self) -> int:
-        lists = 4 * (4 * self.pairs + 2 * min(self.experts, self.pairs) + self.experts + WARPS)
+        lists = 4 * (4 * self.pairs + 2 * min(self.experts, self.pairs) + self.experts + 32)
         return self.ring_bytes + self.scratch_bytes + WARPS * self.stages * 8 + lists
 
 
@@ -175,7 +180,7 @@ def _expert_chain(
     counts_at = shares_at + 4 * form.pairs
     sums_at = counts_at + 4 * form.experts
 
-    if lane == 0:
+    if lane == 0 and warp < WARPS:
         ring.make_barriers(bars_at, form.stages)
     for e in cutlass.range_constexpr((form.experts + THREADS - 1) // THREADS):
         if tid + e * THREADS < form.experts:
@@ -184,33 +189,59 @@ def _expert_chain(
     cute.arch.griddepcontrol_launch_dependents()
     cute.arch.griddepcontrol_wait()
 
-    items, active = _group_tokens(
-        ids, weights, tid, counts_at, sums_at, experts_at, starts_at, items_at, sorted_at, shares_at, form
-    )
+    items, active = Int32(0), Int32(0)
+    if tokens == 1:
+        active = _list_one_token(
+            ids, weights, tid, sums_at, experts_at, starts_at, items_at, sorted_at, shares_at, form
+        )
+        items = active
+    else:
+        items, active = _group_tokens(
+            ids, weights, tid, counts_at, sums_at, experts_at, starts_at, items_at, sorted_at, shares_at, form
+        )
 
-    # Sequence of this warp's stages: `mine` of phase 1, then `later` of phase 2.
-    units = items * form.tiles
-    first = bid * units // blocks
-    mine = (bid + 1) * units // blocks - first
-    ring_mine = mine
-    if warp >= form.slices:
-        ring_mine = Int32(0)
+    # Two groups of experts: phase 2 of the first needs only the first's hidden rows, while the second's arrive.
+    split_item, split_rank = Int32(0), Int32(0)
+    if items > 0:
+        split_item = items // 2
+        split_item = split_item - (ring.load_shared(items_at + split_item * 4) >> 16)
+        split_rank = ring.load_shared(items_at + split_item * 4) & 0xFFFF
+    units_a, units_b = split_item * form.tiles, (items - split_item) * form.tiles
+    first_a = bid * units_a // blocks
+    mine_a = (bid + 1) * units_a // blocks - first_a
+    back = blocks - 1 - bid
+    first_b = units_a + back * units_b // blocks
+    mine_b = units_a + (back + 1) * units_b // blocks - first_b
+    mine = mine_a + mine_b
     column = warp % form.columns
     k_warp = warp // form.columns % form.k_warps
     lane_of_experts = warp // (form.columns * form.k_warps)
     loops = form.chunks // form.k_warps
     later = Int32(0)
-    if bid < form.owners:
+    if bid < form.owners and warp < WARPS:
         later = (active - lane_of_experts + form.lanes - 1) // form.lanes * loops
-    tile_2 = bid * form.columns + column
-    w13_at, w2_at = ins.byte_address(w13), ins.byte_address(w2)
+    w13_at = ins.byte_address(w13) + Int64(warp * size_1)
+    w2_at = ins.byte_address(w2) + Int64(((bid * form.columns + column) * form.chunks + k_warp) * size_2)
 
-    if lane == 0:
-        for s in cutlass.range_constexpr(form.stages):
-            _fetch(
-                Int32(s), Int32(s), ring_mine, later, first, warp, tile_2, k_warp, lane_of_experts,
-                w13_at, w2_at, ring_at, bars_at, items_at, experts_at, form,
+    # State of the ring's requests: address, tiles left of the item, item, stages left of this group and of the next.
+    item, tile, next_count, next_rest = first_a // form.tiles, first_a % form.tiles, mine_a, mine_b
+    if mine_a == 0:
+        item, tile, next_count, next_rest = first_b // form.tiles, first_b % form.tiles, mine_b, Int32(0)
+    if warp >= form.slices:
+        next_count, next_rest = Int32(0), Int32(0)
+    next_at, next_left, next_item, next_step = w13_at, form.tiles - tile, item, Int32(0)
+    if next_count > 0:
+        next_at = _tile_address(w13_at, item, tile, items_at, experts_at, form)
+    for s in cutlass.range_constexpr(form.stages):
+        to, bar = ring_at + s * form.stage_size, bars_at + s * 8
+        if next_count > 0:
+            next_at, next_left, next_item, next_count, next_rest = _fetch_tile(
+                next_at, next_left, next_item, next_count, next_rest, first_b,
+                w13_at, to, bar, lane, items_at, experts_at, form,
             )  # fmt: skip
+        elif next_step < later:
+            _fetch_chunk(next_step, lane_of_experts, w2_at, to, bar, lane, experts_at, form)
+            next_step = next_step + 1
 
     hidden_at = ins.byte_address(workspace) + ring.COUNTER_BYTES
     counter_at = ins.byte_address(workspace)
@@ -219,88 +250,94 @@ def _expert_chain(
     for i in cutlass.range_constexpr(slice_groups * 4):
         words[i] = Int32(0)
     factor_0, factor_1 = Float32(0.0), Float32(0.0)
-    held = Int32(-1)
-    for i in cutlass.range(mine, unroll=1):
-        unit = first + i
-        item = unit // form.tiles
-        tile = unit - item * form.tiles
-        packed = ring.load_shared(items_at + item * 4)
-        rank, block = packed & 0xFFFF, packed >> 16
-        entry = ring.load_shared(experts_at + rank * 4)
-        start = ring.load_shared(starts_at + rank * 4) + block * COLUMNS
-        here = cutlass.min((entry >> 16) - block * COLUMNS, COLUMNS)
-        if warp < form.slices:
-            if item != held:
-                if held < 0 or tokens > 1:
+    members = 32 * (form.slices + 1)
+    if warp < form.slices:
+        is_new = Int32(1)
+        for i in cutlass.range(mine, unroll=1):
+            if i == mine_a:
+                item, tile, is_new = first_b // form.tiles, first_b % form.tiles, Int32(1)
+            if is_new == 1:
+                is_new = Int32(0)
+                if i == 0 or tokens > 1:
+                    start, here = _item_tokens(item, items_at, experts_at, starts_at)
                     factor_0, factor_1 = _load_slice(
                         latent, words, start, here, row, quarter, warp, sorted_at, form
                     )
-                held = item
-            ring.wait(bars_at + stage * 8, phase)
-            codes = _stage_words(ring_at + stage * form.stage_size, lane, slice_groups)
-            scales = _stage_scales(ring_at + stage * form.stage_size, row, slice_groups)
+            to, bar = ring_at + stage * form.stage_size, bars_at + stage * 8
+            ring.wait(bar, phase)
+            codes = _stage_words(to, lane, slice_groups)
+            scales = _stage_scales(to, row, slice_groups)
             cute.arch.sync_warp()
-            if lane == 0:
-                _fetch(
-                    i + form.stages, stage, ring_mine, later, first, warp, tile_2, k_warp, lane_of_experts,
-                    w13_at, w2_at, ring_at, bars_at, items_at, experts_at, form,
+            if next_count > 0:
+                next_at, next_left, next_item, next_count, next_rest = _fetch_tile(
+                    next_at, next_left, next_item, next_count, next_rest, first_b,
+                    w13_at, to, bar, lane, items_at, experts_at, form,
                 )  # fmt: skip
+            elif next_step < later:
+                _fetch_chunk(next_step, lane_of_experts, w2_at, to, bar, lane, experts_at, form)
+                next_step = next_step + 1
             total = _multiply(codes, scales, [words[j] for j in range(slice_groups * 4)], slice_groups)
-            place = scratch_at + ((i % 2) * WARPS + warp) * 512 + lane * 16
+            buffer = i % form.buffers
+            if i >= form.buffers:
+                ring.barrier_sync(1 + form.buffers + buffer, members)
+            place = scratch_at + (buffer * WARPS + warp) * 512 + lane * 16
             ins.asm(
                 "st.shared.v4.f32 [$0], {$1,$2,$3,$4};", "r,f,f,f,f",
                 [place, total[0] * factor_0, total[1] * factor_1, total[2] * factor_0, total[3] * factor_1],
             )  # fmt: skip
+            ring.barrier_arrive(1 + buffer, members)
             stage = stage + 1
             if stage == form.stages:
                 stage = Int32(0)
                 phase = phase ^ 1
-        cute.arch.sync_threads()
-        if warp == i % WARPS:
-            sums = [Float32(0.0)] * 4
-            for w in cutlass.range_constexpr(form.slices):
-                place = scratch_at + ((i % 2) * WARPS + w) * 512 + lane * 16
-                part = ins.asm(
-                    "ld.shared.v4.f32 {$0,$1,$2,$3}, [$4];", "=f,=f,=f,=f,r", [place], [Float32] * 4
-                )
-                sums = [a + b for a, b in zip(sums, part, strict=True)]
-            for c in cutlass.range_constexpr(2):
-                if quarter * 2 + c < here:
-                    pair = ring.load_shared(sorted_at + (start + quarter * 2 + c) * 4)
-                    value = ring.situ(sums[c], sums[2 + c]) * float(2**HIDDEN_EXPONENT)
-                    to = hidden_at + (Int64(pair) * form.inter + tile * 8 + row) * 2
-                    ins.asm(
-                        "{ .reg .b16 h; cvt.rn.f16.f32 h, $1; st.global.b16 [$0], h; }", "l,f", [to, value]
-                    )
+            tile = tile + 1
+            if tile == form.tiles:
+                tile = Int32(0)
+                item = item + 1
+                is_new = Int32(1)
+    elif warp >= WARPS:
+        has_published = Int32(0)
+        for i in cutlass.range(warp - WARPS, mine, FINISHERS, unroll=1):
+            unit = first_a + i
+            if i >= mine_a:
+                unit = first_b + (i - mine_a)
+                if has_published == 0:
+                    _publish(counter_at, lane)
+                    has_published = Int32(1)
+            start, here = _item_tokens(unit // form.tiles, items_at, experts_at, starts_at)
+            buffer = i % form.buffers
+            ring.barrier_sync(1 + buffer, members)
+            sums = _gather_tile(scratch_at + buffer * (WARPS * 512) + lane * 16, form)
+            if i + form.buffers < mine:
+                ring.barrier_arrive(1 + form.buffers + buffer, members)
+            _store_hidden(sums, hidden_at, start, here, unit % form.tiles, row, quarter, sorted_at, form)
+        if has_published == 0:
+            _publish(counter_at, lane)
+        _publish(counter_at + 4, lane)
+        if bid < form.owners:
+            for group in cutlass.range_constexpr(2):
+                if lane == 0:
+                    ring.wait_for(counter_at + group * 4, blocks * FINISHERS)
+                cute.arch.sync_warp()
+                ring.barrier_arrive(1 + 2 * form.buffers + group, THREADS)
 
-    # All blocks' hidden rows are needed from here on.
-    cute.arch.sync_threads()
-    if tid == 0:
-        ring.meet_blocks(counter_at, blocks, bid < form.owners)
-        if bid == 0:
-            ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
-    if bid < form.owners:
+    if bid < form.owners and warp < WARPS:
+        # The first group's hidden rows are there, and no partial sums of phase 1 are left in the scratch.
+        ring.barrier_sync(1 + 2 * form.buffers, THREADS)
+        has_second = Int32(0)
         sums_2 = scratch_at + warp * (form.capacity * 64)
         for j in cutlass.range(lane, tokens * 4, 32, unroll=1):
-            ins.asm("st.shared.v4.b32 [$0], {0,0,0,0};", "r", [sums_2 + j * 16])
-        cute.arch.sync_threads()
-        ahead = cute.make_rmem_tensor((chunk_groups * 4,), Int32)
+            ins.asm("st.shared.v4.b32 [$0], {$1,$1,$1,$1};", "r,r", [sums_2 + j * 16, Int32(0)])
+        cute.arch.sync_warp()
         current = cute.make_rmem_tensor((chunk_groups * 4,), Int32)
-        for j in cutlass.range_constexpr(chunk_groups * 4):
-            ahead[j] = Int32(0)
-        if later > 0:
+        for i in cutlass.range(later, unroll=1):
+            if has_second == 0 and lane_of_experts + i // loops * form.lanes >= split_rank:
+                ring.barrier_sync(2 + 2 * form.buffers, THREADS)
+                has_second = Int32(1)
             _load_hidden(
-                hidden_at, ahead, Int32(0), Int32(0), lane_of_experts, k_warp, row, quarter,
+                hidden_at, current, i, Int32(0), lane_of_experts, k_warp, row, quarter,
                 experts_at, starts_at, sorted_at, form,
             )  # fmt: skip
-        for i in cutlass.range(later, unroll=1):
-            for j in cutlass.range_constexpr(chunk_groups * 4):
-                current[j] = ahead[j]
-            if i + 1 < later:
-                _load_hidden(
-                    hidden_at, ahead, i + 1, Int32(0), lane_of_experts, k_warp, row, quarter,
-                    experts_at, starts_at, sorted_at, form,
-                )  # fmt: skip
             rank = lane_of_experts + i // loops * form.lanes
             count = ring.load_shared(experts_at + rank * 4) >> 16
             start = ring.load_shared(starts_at + rank * 4)
@@ -309,11 +346,10 @@ def _expert_chain(
             codes = _stage_words(here_at, lane, chunk_groups)
             scales = _stage_scales(here_at, row, chunk_groups)
             cute.arch.sync_warp()
-            if lane == 0 and count <= COLUMNS:
-                _fetch(
-                    ring_mine + i + form.stages, stage, ring_mine, later, first, warp, tile_2, k_warp,
-                    lane_of_experts, w13_at, w2_at, ring_at, bars_at, items_at, experts_at, form,
-                )  # fmt: skip
+            if count <= COLUMNS and next_step < later:
+                _fetch_chunk(
+                    next_step, lane_of_experts, w2_at, here_at, bars_at + stage * 8, lane, experts_at, form
+                )
             total = _multiply(codes, scales, [current[j] for j in range(chunk_groups * 4)], chunk_groups)
             _accumulate(total, sums_2, start, count, row, quarter, sorted_at, shares_at, form)
             if count > COLUMNS:
@@ -328,20 +364,76 @@ def _expert_chain(
                     total = _multiply(codes, scales, b, chunk_groups)
                     place = start + block * COLUMNS
                     _accumulate(
-                        total, sums_2, place, count - block * COLUMNS, row, quarter, sorted_at, shares_at, form
+                        total,
+                        sums_2,
+                        place,
+                        count - block * COLUMNS,
+                        row,
+                        quarter,
+                        sorted_at,
+                        shares_at,
+                        form,
                     )
                 cute.arch.sync_warp()
-                if lane == 0:
-                    _fetch(
-                        ring_mine + i + form.stages, stage, ring_mine, later, first, warp, tile_2, k_warp,
-                        lane_of_experts, w13_at, w2_at, ring_at, bars_at, items_at, experts_at, form,
-                    )  # fmt: skip
+                if next_step < later:
+                    bar = bars_at + stage * 8
+                    _fetch_chunk(next_step, lane_of_experts, w2_at, here_at, bar, lane, experts_at, form)
+            next_step = next_step + 1
             stage = stage + 1
             if stage == form.stages:
                 stage = Int32(0)
                 phase = phase ^ 1
+        if has_second == 0:
+            ring.barrier_sync(2 + 2 * form.buffers, THREADS)
+    if bid < form.owners:
         cute.arch.sync_threads()
         _write_columns(out, scratch_at, tid, bid, tokens, form)
+    if tid == 0:
+        ring.leave(counter_at, blocks)
+        if bid == 0:
+            ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
+
+
+@cute.jit
+def _publish(counter: Int64, lane: Int32):
+    """One finisher warp: its hidden rows of a group are stored."""
+    cute.arch.sync_warp()
+    if lane == 0:
+        ring.arrive(counter)
+
+
+@cute.jit
+def _list_one_token(
+    ids: cute.Tensor,
+    weights: cute.Tensor,
+    tid: Int32,
+    sums_at: Int32,
+    experts_at: Int32,
+    starts_at: Int32,
+    items_at: Int32,
+    sorted_at: Int32,
+    shares_at: Int32,
+    form: cutlass.Constexpr,
+):
+    """The lists of `_group_tokens` for one token, whose experts are distinct: in the order of its ids."""
+    if tid < 32:
+        expert, part = Int32(-1), Float32(0.0)
+        if tid < form.top_k:
+            expert = ins.load_activation_word(ins.byte_address(ids) + Int64(tid) * 4)
+            part = _load_share(ins.byte_address(weights) + Int64(tid) * 4)
+        is_used = expert >= 0 and expert < form.experts
+        used = cute.arch.vote_ballot_sync(is_used)
+        if is_used:
+            rank = cute.arch.popc(used & ((1 << tid) - 1))
+            ring.store_shared(experts_at + rank * 4, expert | (1 << 16))
+            ring.store_shared(starts_at + rank * 4, tid)
+            ring.store_shared(items_at + rank * 4, rank)
+            ring.store_shared(sorted_at + tid * 4, tid)
+            ins.shared_store_f32(shares_at + tid * 4, part)
+        if tid == 0:
+            ring.store_shared(sums_at, cute.arch.popc(used))
+    cute.arch.sync_threads()
+    return ring.load_shared(sums_at)
 
 
 @cute.jit
@@ -372,9 +464,7 @@ def _group_tokens(
         expert, place, part = Int32(-1), Int32(0), Float32(0.0)
         if pair < pairs:
             expert = ins.load_activation_word(ins.byte_address(ids) + Int64(pair) * 4)
-            part = ins.asm(
-                "ld.global.f32 $0, [$1];", "=f,l", [ins.byte_address(weights) + Int64(pair) * 4], [Float32]
-            )
+            part = _load_share(ins.byte_address(weights) + Int64(pair) * 4)
             if expert >= form.experts:
                 expert = Int32(-1)
             if expert >= 0:
@@ -399,7 +489,7 @@ def _group_tokens(
         ring.store_shared(sums_at + warp * 4, scanned)
     cute.arch.sync_threads()
     whole = Int32(0)
-    if lane < WARPS:
+    if lane < ALL_WARPS:
         whole = ring.load_shared(sums_at + lane * 4)
     below = Int32(0)
     if lane < warp:
@@ -414,7 +504,7 @@ def _group_tokens(
             expert = tid * each + j
             ring.store_shared(experts_at + rank * 4, expert | (count << 16))
             ring.store_shared(starts_at + rank * 4, place)
-            ring.store_shared(counts_at + expert * 4, place)
+            ring.store_shared(counts_at + expert * 4, place | (count << 16))
             blocks = (count + COLUMNS - 1) // COLUMNS
             for b in cutlass.range(blocks, unroll=1):
                 ring.store_shared(items_at + (item + b) * 4, rank | (b << 16))
@@ -422,52 +512,142 @@ def _group_tokens(
     cute.arch.sync_threads()
     for i in cutlass.range_constexpr(share):
         if chosen[i] >= 0:
-            to = ring.load_shared(counts_at + chosen[i] * 4) + places[i]
+            to = (ring.load_shared(counts_at + chosen[i] * 4) & 0xFFFF) + places[i]
             ring.store_shared(sorted_at + to * 4, tid + i * THREADS)
             ins.shared_store_f32(shares_at + to * 4, parts[i])
     cute.arch.sync_threads()
-    return (whole >> 11) & 0x7FF, (whole >> 22) & 0x3FF
+    items, active = (whole >> 11) & 0x7FF, (whole >> 22) & 0x3FF
+    if items > active:
+        # An expert has more than one block of tokens: all blocks of the grid must cut it the same way.
+        ranks = []
+        for i in cutlass.range_constexpr(share):
+            to = Int32(0)
+            if chosen[i] >= 0:
+                entry = ring.load_shared(counts_at + chosen[i] * 4)
+                to = entry & 0xFFFF
+                for other in cutlass.range(entry >> 16, unroll=1):
+                    if ring.load_shared(sorted_at + ((entry & 0xFFFF) + other) * 4) < tid + i * THREADS:
+                        to = to + 1
+            ranks.append(to)
+        cute.arch.sync_threads()
+        for i in cutlass.range_constexpr(share):
+            if chosen[i] >= 0:
+                ring.store_shared(sorted_at + ranks[i] * 4, tid + i * THREADS)
+                ins.shared_store_f32(shares_at + ranks[i] * 4, parts[i])
+        cute.arch.sync_threads()
+    return items, active
 
 
 @cute.jit
-def _fetch(
-    index: Int32,
-    stage: Int32,
-    mine: Int32,
-    later: Int32,
-    first: Int32,
-    warp: Int32,
-    tile_2: Int32,
-    k_warp: Int32,
-    lane_of_experts: Int32,
+def _tile_address(
+    w13_at: Int64, item: Int32, tile: Int32, items_at: Int32, experts_at: Int32, form: cutlass.Constexpr
+):
+    """Where this warp's slice of a tile of the item's expert lies."""
+    rank = ring.load_shared(items_at + item * 4) & 0xFFFF
+    expert = ring.load_shared(experts_at + rank * 4) & 0xFFFF
+    return w13_at + Int64(expert * form.tiles + tile) * (form.slices * mxfp4.stage_bytes(form.slice_groups))
+
+
+@cute.jit
+def _fetch_tile(
+    at: Int64,
+    left: Int32,
+    item: Int32,
+    count: Int32,
+    rest: Int32,
+    first_b: Int32,
     w13_at: Int64,
-    w2_at: Int64,
-    ring_at: Int32,
-    bars_at: Int32,
+    to: Int32,
+    bar: Int32,
+    lane: Int32,
     items_at: Int32,
     experts_at: Int32,
     form: cutlass.Constexpr,
 ):
-    """One thread: ask for stage number `index` of the warp's sequence, if there is one."""
-    size_1, size_2 = mxfp4.stage_bytes(form.slice_groups), mxfp4.stage_bytes(form.chunk_groups)
+    """Ask for the phase 1 stage at `at`; returns the state of the requests after it."""
+    size = mxfp4.stage_bytes(form.slice_groups)
+    if lane == 0:
+        ring.expect(bar, size)
+        ins.bulk_load(to, at, Int32(size), bar)
+    at = at + form.slices * size
+    left = left - 1
+    count = count - 1
+    if count == 0 and rest > 0:
+        item = first_b // form.tiles
+        left = form.tiles - first_b % form.tiles
+        count = rest
+        rest = Int32(0)
+        at = _tile_address(w13_at, item, form.tiles - left, items_at, experts_at, form)
+    elif left == 0 and count > 0:
+        item = item + 1
+        left = Int32(form.tiles)
+        at = _tile_address(w13_at, item, Int32(0), items_at, experts_at, form)
+    return at, left, item, count, rest
+
+
+@cute.jit
+def _fetch_chunk(
+    step: Int32,
+    lane_of_experts: Int32,
+    w2_at: Int64,
+    to: Int32,
+    bar: Int32,
+    lane: Int32,
+    experts_at: Int32,
+    form: cutlass.Constexpr,
+):
+    """Ask for stage `step` of this warp's phase 2 sequence."""
+    size = mxfp4.stage_bytes(form.chunk_groups)
     loops = form.chunks // form.k_warps
-    to, bar = ring_at + stage * form.stage_size, bars_at + stage * 8
-    if index < mine:
-        unit = first + index
-        item = unit // form.tiles
-        rank = ring.load_shared(items_at + item * 4) & 0xFFFF
-        expert = ring.load_shared(experts_at + rank * 4) & 0xFFFF
-        place = Int64(expert * form.tiles + unit - item * form.tiles) * form.slices + warp
-        ring.expect(bar, size_1)
-        ins.bulk_load(to, w13_at + place * size_1, Int32(size_1), bar)
-    elif index < mine + later:
-        step = index - mine
+    if lane == 0:
         rank = lane_of_experts + step // loops * form.lanes
         expert = ring.load_shared(experts_at + rank * 4) & 0xFFFF
-        chunk = k_warp + step % loops * form.k_warps
-        place = Int64(expert * (form.latent // 16) + tile_2) * form.chunks + chunk
-        ring.expect(bar, size_2)
-        ins.bulk_load(to, w2_at + place * size_2, Int32(size_2), bar)
+        at = w2_at + Int64(expert) * (form.latent // 16 * form.chunks * size)
+        at = at + step % loops * (form.k_warps * size)
+        ring.expect(bar, size)
+        ins.bulk_load(to, at, Int32(size), bar)
+
+
+@cute.jit
+def _item_tokens(item: Int32, items_at: Int32, experts_at: Int32, starts_at: Int32):
+    """First place in the sorted pairs and number of tokens of an item."""
+    packed = ring.load_shared(items_at + item * 4)
+    rank, block = packed & 0xFFFF, packed >> 16
+    count = ring.load_shared(experts_at + rank * 4) >> 16
+    start = ring.load_shared(starts_at + rank * 4) + block * COLUMNS
+    return start, cutlass.min(count - block * COLUMNS, COLUMNS)
+
+
+def _gather_tile(sums_at: Int32, form: Form) -> list[Float32]:
+    """Add the K slices of a tile in ascending order."""
+    sums = [Float32(0.0)] * 4
+    for w in range(form.slices):
+        part = ins.asm(
+            "ld.shared.v4.f32 {$0,$1,$2,$3}, [$4];", "=f,=f,=f,=f,r", [sums_at + w * 512], [Float32] * 4
+        )
+        sums = [a + b for a, b in zip(sums, part, strict=True)]
+    return sums
+
+
+@cute.jit
+def _store_hidden(
+    sums: Any,
+    hidden_at: Int64,
+    start: Int32,
+    here: Int32,
+    tile: Int32,
+    row: Int32,
+    quarter: Int32,
+    sorted_at: Int32,
+    form: cutlass.Constexpr,
+):
+    """SiTU of a tile's sums: 8 hidden values of up to 8 pairs."""
+    for c in cutlass.range_constexpr(2):
+        if quarter * 2 + c < here:
+            pair = ring.load_shared(sorted_at + (start + quarter * 2 + c) * 4)
+            value = ring.situ(sums[c], sums[2 + c]) * float(2**HIDDEN_EXPONENT)
+            to = hidden_at + (Int64(pair) * form.inter + tile * 8 + row) * 2
+            ins.asm("{ .reg .b16 h; cvt.rn.f16.f32 h, $1; st.global.b16 [$0], h; }", "l,f", [to, value])
 
 
 @cute.jit
@@ -487,7 +667,7 @@ def _load_slice(
     at = ins.byte_address(latent)
     if row < here:
         pair = ring.load_shared(sorted_at + (start + row) * 4)
-        at = at + Int64(pair // form.top_k) * latent.stride[0] * 2
+        at = at + Int64(_token_of(pair, form.top_k)) * latent.stride[0] * 2
     at = at + Int64(warp * (form.slice_groups * 64) + quarter * 16)
     raw = []
     for g in cutlass.range_constexpr(form.slice_groups):
@@ -561,7 +741,7 @@ def _accumulate(
             pair = ring.load_shared(sorted_at + (start + slot) * 4)
             share = ins.shared_load_f32(shares_at + (start + slot) * 4)
             share = share * float(2.0 ** (mxfp4.CODE_EXPONENT - HIDDEN_EXPONENT))
-            to = sums_at + (pair // form.top_k * 16 + row) * 4
+            to = sums_at + (_token_of(pair, form.top_k) * 16 + row) * 4
             ins.shared_store_f32(to, ins.shared_load_f32(to) + share * total[c])
             ins.shared_store_f32(to + 32, ins.shared_load_f32(to + 32) + share * total[2 + c])
     cute.arch.sync_warp()
@@ -578,11 +758,25 @@ def _write_columns(
         column = part // 8
         low, high = Float32(0.0), Float32(0.0)
         for w in cutlass.range_constexpr(form.k_warps * form.lanes):
-            at = scratch_at + (column + w * form.columns) * (form.capacity * 64) + (token * 16 + part % 8 * 2) * 4
+            at = (
+                scratch_at
+                + (column + w * form.columns) * (form.capacity * 64)
+                + (token * 16 + part % 8 * 2) * 4
+            )
             low = low + ins.shared_load_f32(at)
             high = high + ins.shared_load_f32(at + 4)
         to = ins.byte_address(out) + Int64(token) * out.stride[0] * 2 + (bid * pairs + part) * 4
         ins.store_word(to, ins.pack_halves(low, high))
+
+
+def _token_of(pair: Int32, top_k: int) -> Int32:
+    """The token of a pair (token, place)."""
+    return pair >> (top_k.bit_length() - 1) if top_k.bit_count() == 1 else pair // top_k
+
+
+def _load_share(address: Int64) -> Float32:
+    """A router weight."""
+    return ins.asm("ld.global.f32 $0, [$1];", "=f,l", [address], [Float32])
 
 
 def _stage_words(at: Int32, lane: Int32, groups: int) -> list[Int32]:
@@ -740,10 +934,10 @@ def experts(
     form = Form(prepared.latent, prepared.inter, prepared.experts, top_k, capacity_of(tokens))
     blocks = _multiprocessors(latent.device.index)
     if blocks < form.owners:
-        raise ValueError(f"experts: {blocks} multiprocessors, but the form needs {form.owners} blocks at a time")
-    _compile(form)(
-        latent, ids, weights, prepared.w13, prepared.w2, workspace, out, launches, blocks
-    )
+        raise ValueError(
+            f"experts: {blocks} multiprocessors, but the form needs {form.owners} blocks at a time"
+        )
+    _compile(form)(latent, ids, weights, prepared.w13, prepared.w2, workspace, out, launches, blocks)
 
 
 @cache

@@ -1,8 +1,8 @@
 """What the persistent kernels share: rings of bulk copies, the meeting of all blocks, and small exact pieces.
 
 A warp streams weights through its own ring: one barrier a stage, its lane 0 asks for a stage as soon as the warp
-has read it, so no other warp takes part. `meet_blocks` lets every block wait until all have arrived; the grid must fit on
-the machine at once. The two counters are zero before and after each launch.
+has read it, so no other warp takes part. `arrive` and `wait_for` let blocks wait for each other's results;
+the grid must fit on the machine at once. The counters are zero before and after each launch.
 """
 
 from typing import Any
@@ -15,20 +15,24 @@ from k3_decode.cute import instructions as ins
 __all__ = [
     "COUNTER_BYTES",
     "add_from_below",
+    "arrive",
     "as_float",
+    "barrier_arrive",
+    "barrier_sync",
     "expect",
+    "leave",
     "load_if",
     "load_shared",
     "make_barriers",
-    "meet_blocks",
     "situ",
     "store_shared",
     "wait",
+    "wait_for",
     "warp_add",
 ]
 
 COUNTER_BYTES = 128
-"""Start of a workspace: two int32 counters and padding."""
+"""Start of a workspace: two int32 counts of arrivals, one of blocks that left, and padding."""
 
 
 def make_barriers(bars_at: Int32, stages: int) -> None:
@@ -53,20 +57,37 @@ def wait(bar: Int32, parity: Int32) -> None:
     ins.asm(template, "r,r", [bar, parity])
 
 
+def arrive(counter: Int64) -> None:
+    """One thread, after a barrier with the others: publish what they wrote to all blocks."""
+    ins.asm("red.release.gpu.global.add.s32 [$0], 1;", "l", [counter])
+
+
+def wait_for(counter: Int64, arrivals: Int32) -> None:
+    """One thread: wait until so many have arrived; what they wrote is visible after the next barrier with the others."""
+    template = (
+        "{ .reg .pred p; .reg .b32 n; AGAIN: ld.acquire.gpu.global.b32 n, [$0]; setp.lt.s32 p, n, $1; "
+        "@p bra AGAIN; }"
+    )
+    ins.asm(template, "l,r", [counter, arrivals])
+
+
 @cute.jit
-def meet_blocks(counters: Int64, blocks: Int32, has_to_wait: Any):
-    """One thread, after a block barrier: publish the block's writes, and wait for all blocks' if asked to."""
-    cute.arch.fence_acq_rel_gpu()
-    ins.asm("red.release.gpu.global.add.s32 [$0], 1;", "l", [counters])
-    if has_to_wait:
-        ins.asm(
-            "{ .reg .pred p; .reg .b32 n; AGAIN: ld.acquire.gpu.global.b32 n, [$0]; setp.lt.s32 p, n, $1; "
-            "@p bra AGAIN; }", "l,r", [counters, blocks],
-        )  # fmt: skip
-    left = ins.asm("atom.acq_rel.gpu.global.add.s32 $0, [$1], 1;", "=r,l", [counters + 4], [Int32])
+def leave(counters: Int64, blocks: Int32):
+    """One thread of each block that needs the counters no more: the last one clears them for the next launch."""
+    left = ins.asm("atom.relaxed.gpu.global.add.s32 $0, [$1], 1;", "=r,l", [counters + 8], [Int32])
     if left == blocks - 1:
-        ins.store_word(counters, Int32(0))
-        ins.store_word(counters + 4, Int32(0))
+        for i in cutlass.range_constexpr(3):
+            ins.store_word(counters + i * 4, Int32(0))
+
+
+def barrier_sync(barrier: Any, threads: int) -> None:
+    """Wait at a named barrier of the block."""
+    ins.asm(f"bar.sync $0, {threads};", "r", [Int32(barrier)])
+
+
+def barrier_arrive(barrier: Any, threads: int) -> None:
+    """Arrive at a named barrier of the block without waiting."""
+    ins.asm(f"bar.arrive $0, {threads};", "r", [Int32(barrier)])
 
 
 def situ(gate: Float32, up: Float32) -> Float32:

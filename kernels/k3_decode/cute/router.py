@@ -109,9 +109,7 @@ def _select(
     for j in cutlass.range_constexpr(VECTOR):
         if is_inside and keys[j] >= limit:
             slot = ins.asm("atom.shared.add.s32 $0, [$1], 1;", "=r,r", [count_at], [Int32])
-            ins.asm(
-                "st.shared.v2.b32 [$0], {$1,$2};", "r,r,r", [keys_at + slot * 8, keys[j], first + j]
-            )
+            ins.asm("st.shared.v2.b32 [$0], {$1,$2};", "r,r,r", [keys_at + slot * 8, keys[j], first + j])
             ins.shared_store_f32(scores_at + slot * 4, scores[j])
     cute.arch.sync_threads()
 
@@ -184,7 +182,9 @@ def _launch(
 def _compile(experts: int, top_k: int) -> Callable[..., None]:
     """The launch for one number of experts and of selected ones; tokens and the row stride stay symbolic."""
     tokens = cute.sym_int32()
-    logits = make_fake_tensor(Float32, (tokens, experts), (cute.sym_int64(divisibility=4), 1), assumed_align=16)
+    logits = make_fake_tensor(
+        Float32, (tokens, experts), (cute.sym_int64(divisibility=4), 1), assumed_align=16
+    )
     bias = make_fake_tensor(Float32, (experts,), (1,), assumed_align=16)
     ids = make_fake_tensor(Int32, (tokens, top_k), (top_k, 1), assumed_align=4)
     weights = make_fake_tensor(Float32, (tokens, top_k), (top_k, 1), assumed_align=4)

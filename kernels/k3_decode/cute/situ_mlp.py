@@ -1,20 +1,19 @@
-"""A gated MLP with SiTU in one launch: the shared expert's shard, and layer 0's dense FFN.
+"""A gated MLP with SiTU in two launches: the shared expert's shard, and layer 0's dense FFN.
 
-Scope: sm_90a (run), sm_100a and sm_103a (compiled). `hidden` and `inter` multiples of 16, 1 to 8 tokens a launch (more are
-split into several launches). The launch must be able to hold one block on every multiprocessor at a time.
+Scope: sm_90a (run), sm_100a and sm_103a (compiled). `hidden` and `inter` multiples of 32, 1 to 64 tokens.
 
 Layout: `x` and `out` [B,D] bf16 (row stride a multiple of 8). `prepare` reorders the weights once at load: rows in
-tiles of 8 (for `gate_up` 4 gate and 4 up rows, alternating), K in steps of 16, a tile's steps in fragment order.
-`workspace` holds the hidden rows (bf16 [8,S]) and, at its start, two counters that are zero between launches (zero it
-once).
+tiles of 8 (for `gate_up` 4 gate and 4 up rows, alternating), four tiles side by side, K in steps of 16, each step in
+fragment order, the same for every capacity. `workspace` holds the hidden rows (bf16 [B,S]).
 
-Schedule: persistent, one block a multiprocessor. Phase 1: a block takes a contiguous range of gate/up tiles, 16 warps
-split K, each streams its slices by bulk copies through its own ring, which starts before the wait on the previous kernel
-(weights are constant). Phase 2: down tiles, warps split K and tiles; the ring runs on into phase 2's weights
-while the blocks wait for each other.
+Schedule: one kernel, launched for gate_up with SiTU and again for down. A block owns a few tiles of rows; its warps, and
+where that fills the machine the blocks of a cluster, split K. Each warp streams its weights by bulk copies through
+its own ring, which starts before the wait on the previous kernel (weights are constant); so the down weights arrive
+while gate_up still runs. Partial sums meet in shared memory, then over the cluster.
 
-Numerics: bf16 products, fp32 sums, K slices in ascending order; SiTU in fp32 on unrounded sums, hidden values
-rounded to bf16 as stock does, the output rounded once. The same bits in every run. NaN and infinities propagate.
+Numerics: bf16 products, fp32 sums, warps and then blocks in ascending order of K; SiTU in fp32 on unrounded sums, hidden
+values rounded to bf16 as stock does, the output rounded once. The same bits in every run. NaN and infinities
+propagate.
 
 Validation: `tests/k3_decode/cute/test_situ_mlp.py` compiles the variants for the three architectures and replays packing
 and fragment maps in torch; its GPU tests compare cells with the float64 oracle. sm_100a and sm_103a were never run.
@@ -40,299 +39,293 @@ __all__ = ["Form", "PreparedMlp", "pack_tiles", "prepare", "situ_mlp", "variants
 
 OP_INDEX = 6
 """Place of the op in the launch counters."""
-WARPS = 16
-THREADS = 32 * WARPS
-TOKENS = 8
-"""Most tokens of a launch."""
+CAPACITIES = (8, 16, 64)
 STEP = 16
 """K of one matrix instruction."""
 TILE = 8
 """Weight rows of a tile: the N side of one matrix instruction."""
-STEP_BYTES = TILE * STEP * 2
-MAX_STAGE_STEPS = 8
-STAGES = 3
-FEWEST_BLOCKS = 112
+QUAD = 4
+"""Tiles that lie side by side in memory."""
+STEP_BYTES = QUAD * TILE * STEP * 2
+"""One step of four tiles."""
+FEW_BLOCKS = 96
+"""Blocks that still keep an H200 busy, each with a deep ring."""
+HELD_WORDS = 56
+"""Most registers of activations that a warp holds for its whole share of K; above, it loads them stage by stage."""
+STAGE_BYTES = 4096
+"""Aim for one stage."""
+UP_RING_BYTES, DOWN_RING_BYTES = 8192, 12288
+"""Aims for one warp's ring; blocks of both launches share a multiprocessor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Compile-time constants of one kernel and what follows from them."""
+    """Compile-time constants of one launch and what follows from them."""
 
-    hidden: int
-    inter: int
-
-    @property
-    def slices(self) -> int:
-        """K slices of phase 1, one a warp."""
-        return max(n for n in range(1, WARPS + 1) if self.hidden // STEP % n == 0)
-
-    @property
-    def slice_steps(self) -> int:
-        return self.hidden // STEP // self.slices
+    rows: int
+    """Weight rows: twice the inter width, or the hidden width."""
+    width: int
+    """K."""
+    capacity: int
+    """Most tokens: 8, 16 or 64."""
+    has_gate: bool
+    """Whether rows are gate and up pairs, combined by SiTU."""
 
     @property
-    def stage_steps(self) -> int:
-        return max(n for n in range(1, MAX_STAGE_STEPS + 1) if self.slice_steps % n == 0)
-
-    @property
-    def parts(self) -> int:
-        """Stages of a slice."""
-        return self.slice_steps // self.stage_steps
+    def halves(self) -> int:
+        """Groups of 8 tokens."""
+        return self.capacity // 8
 
     @property
     def tiles(self) -> int:
-        """Tiles of gate_up: 4 hidden values each."""
-        return self.inter // 4
+        """Tiles of a block: eight read the activations half as often, four make more blocks."""
+        total = self.rows // TILE
+        is_wide = self.capacity > 16 and total % 8 == 0 and total // 8 * self.cluster >= FEW_BLOCKS
+        return 8 if is_wide else 4
 
     @property
-    def chunk_steps(self) -> int:
-        """Steps of a phase 2 stage: as much of K as possible at once, in as large pieces as possible."""
-        total = self.inter // STEP
-        fits = [n for n in range(1, MAX_STAGE_STEPS + 1) if total % n == 0]
-        return max(fits, key=lambda n: (n * _power_of_two(total // n), n))
+    def cluster(self) -> int:
+        """Blocks that split K."""
+        if not self.has_gate:
+            return 1
+        return max(n for n in (1, 2, 4) if self.width // STEP % n == 0)
 
     @property
-    def chunks(self) -> int:
-        return self.inter // STEP // self.chunk_steps
+    def warps(self) -> int:
+        """Warps of a block that split K."""
+        most = 4 if not self.has_gate and self.capacity <= 16 else 8
+        steps = self.width // STEP // self.cluster
+        return max(n for n in range(1, most + 1) if steps % n == 0)
 
     @property
-    def k_warps(self) -> int:
-        """Warps that split K in phase 2."""
-        return _power_of_two(self.chunks)
+    def steps(self) -> int:
+        """Steps of K of a warp."""
+        return self.width // STEP // self.cluster // self.warps
 
     @property
-    def lanes(self) -> int:
-        """Warps that split the tiles in phase 2."""
-        return WARPS // self.k_warps
+    def stage_steps(self) -> int:
+        most = max(1, STAGE_BYTES // (self.tiles // QUAD * STEP_BYTES))
+        return max(n for n in range(1, most + 1) if self.steps % n == 0)
 
     @property
-    def most_tiles(self) -> int:
-        """Down tiles of one block at most."""
-        return -(-(self.hidden // TILE) // FEWEST_BLOCKS)
+    def parts(self) -> int:
+        """Stages of a warp's whole stream."""
+        return self.steps // self.stage_steps
 
     @property
     def stage_size(self) -> int:
-        return max(self.stage_steps, self.chunk_steps) * STEP_BYTES
+        return self.tiles // QUAD * self.stage_steps * STEP_BYTES
+
+    @property
+    def stages(self) -> int:
+        """Stages of the ring."""
+        aim = UP_RING_BYTES if self.has_gate else DOWN_RING_BYTES
+        return min(self.parts, max(2, aim // self.stage_size))
+
+    @property
+    def step_words(self) -> int:
+        """Registers of activations a step: half a fragment for 8 tokens, a whole one for 16."""
+        return 2 * self.halves
+
+    @property
+    def holds_all(self) -> bool:
+        return self.steps * self.step_words <= HELD_WORDS
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of neighbouring rows times tokens that a block computes."""
+        return self.tiles * self.halves * 32
 
     @property
     def ring_bytes(self) -> int:
-        return WARPS * STAGES * self.stage_size
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Partial sums of phase 1 (two buffers), then of phase 2."""
-        return max(2 * WARPS, self.k_warps * self.most_tiles) * 256
+        """The ring, whose place the warps' partial sums take at the end."""
+        return max(self.warps * self.stages * self.stage_size, self.warps * self.pairs * 8)
 
     @property
     def shared_bytes(self) -> int:
-        return self.ring_bytes + self.scratch_bytes + WARPS * STAGES * 8
-
-
-def _power_of_two(number: int) -> int:
-    """The largest power of two up to 16 that divides `number`."""
-    return min(number & -number, WARPS)
+        return self.ring_bytes + self.pairs * 8 + self.warps * self.stages * 8
 
 
 @cute.kernel
-def _mlp(
+def _product(
     x: cute.Tensor,
-    gate_up: cute.Tensor,
-    down: cute.Tensor,
-    workspace: cute.Tensor,
+    weight: cute.Tensor,
     out: cute.Tensor,
     launches: cute.Tensor,
     form: cutlass.Constexpr,
 ):
     tid, _, _ = cute.arch.thread_idx()
     bid, _, _ = cute.arch.block_idx()
-    blocks, _, _ = cute.arch.grid_dim()
     lane = tid % 32
     warp = cute.arch.make_warp_uniform(tid // 32)
     row, quarter = lane // 4, lane % 4
     tokens = x.shape[0]
-    steps = form.slice_steps
+    group, rank = bid // form.cluster, bid % form.cluster
+    tiles, size, threads = form.tiles, form.stage_size, form.warps * 32
 
     base = cute.arch.get_dyn_smem(Uint8, 128).toint()
-    ring_at = base + warp * (STAGES * form.stage_size)
-    scratch_at = base + form.ring_bytes
-    bars_at = scratch_at + form.scratch_bytes + warp * (STAGES * 8)
-    gate_up_at, down_at = ins.byte_address(gate_up), ins.byte_address(down)
-
-    first = bid * form.tiles // blocks
-    mine = (bid + 1) * form.tiles // blocks - first
-    early = mine * form.parts
-    if warp >= form.slices:
-        early = Int32(0)
-    k_warp, tile_lane = warp % form.k_warps, warp // form.k_warps
-    loops = form.chunks // form.k_warps
-    down_tiles = (form.hidden // TILE - bid + blocks - 1) // blocks
-    each = (down_tiles - tile_lane + form.lanes - 1) // form.lanes
-    later = each * loops
+    ring_at = base + warp * (form.stages * size)
+    sums_at = base + form.ring_bytes
+    bars_at = sums_at + form.pairs * 8 + warp * (form.stages * 8)
+    share = rank * form.warps + warp
+    # The steps of four tiles lie together; a stage takes the same steps of all the block's tiles.
+    weight_at = ins.byte_address(weight) + Int64(group * (tiles // QUAD)) * (form.width // STEP * STEP_BYTES)
+    weight_at = weight_at + share * (form.steps * STEP_BYTES)
     if lane == 0:
-        ring.make_barriers(bars_at, STAGES)
-        for s in cutlass.range_constexpr(STAGES):
-            _fetch(
-                Int32(s), Int32(s), early, later, each, first, warp, k_warp, tile_lane, bid, blocks,
-                gate_up_at, down_at, ring_at, bars_at, form,
-            )  # fmt: skip
+        ring.make_barriers(bars_at, form.stages)
+        for s in cutlass.range_constexpr(form.stages):
+            _fetch(weight_at + s * (form.stage_steps * STEP_BYTES), ring_at + s * size, bars_at + s * 8, form)
     cute.arch.sync_threads()
     cute.arch.griddepcontrol_launch_dependents()
     cute.arch.griddepcontrol_wait()
 
-    counter_at = ins.byte_address(workspace)
-    hidden_at = counter_at + ring.COUNTER_BYTES
-    a = []
-    x_at = ins.byte_address(x) + Int64(cutlass.min(row, tokens - 1)) * x.stride[0] * 2
-    x_at = x_at + Int64(cutlass.min(warp, form.slices - 1) * (steps * 32) + quarter * 8)
-    for s in cutlass.range_constexpr(steps):
-        a.append(_load_pair_if(x_at + s * 32, row < tokens))
-
-    stage, phase = Int32(0), Int32(0)
-    for i in cutlass.range(mine, unroll=1):
-        if warp < form.slices:
-            even, odd = [Float32(0.0)] * 4, [Float32(0.0)] * 4
-            for part in cutlass.range_constexpr(form.parts):
-                ring.wait(bars_at + stage * 8, phase)
-                words = _stage_words(ring_at + stage * form.stage_size, lane, form.stage_steps)
+    x_at = ins.byte_address(x) + share * (form.steps * STEP * 2) + quarter * 8
+    held = []
+    if cutlass.const_expr(form.holds_all):
+        for s in cutlass.range_constexpr(form.steps):
+            held.extend(_load_step(x_at + s * (STEP * 2), x.stride[0] * 2, row, tokens, form))
+    sums = cute.make_rmem_tensor((tiles * form.halves * 2,), Float32)
+    for j in cutlass.range_constexpr(tiles * form.halves * 2):
+        sums[j] = Float32(0.0)
+    if cutlass.const_expr(form.holds_all):
+        for part in cutlass.range_constexpr(form.parts):
+            slot = part % form.stages
+            ring.wait(bars_at + slot * 8, Int32(part // form.stages % 2))
+            first = part * form.stage_steps * form.step_words
+            values = held[first : first + form.stage_steps * form.step_words]
+            _multiply_stage(ring_at + slot * size, lane, values, sums, form)
+            if cutlass.const_expr(part + form.stages < form.parts):
                 cute.arch.sync_warp()
                 if lane == 0:
-                    _fetch(
-                        i * form.parts + (part + STAGES), stage, early, later, each, first, warp, k_warp,
-                        tile_lane, bid, blocks, gate_up_at, down_at, ring_at, bars_at, form,
-                    )  # fmt: skip
-                for s in cutlass.range_constexpr(form.stage_steps):
-                    values = a[part * form.stage_steps + s]
-                    even, odd = odd, _multiply(values, words[2 * s : 2 * s + 2], even)
-                stage = stage + 1
-                if stage == STAGES:
-                    stage = Int32(0)
-                    phase = phase ^ 1
-            place = scratch_at + ((i % 2) * WARPS + warp) * 256 + lane * 8
-            ins.asm(
-                "st.shared.v2.f32 [$0], {$1,$2};", "r,f,f", [place, even[0] + odd[0], even[1] + odd[1]]
-            )
-        cute.arch.sync_threads()
-        if warp == i % WARPS:
-            gate, up = Float32(0.0), Float32(0.0)
-            for w in cutlass.range_constexpr(form.slices):
-                place = scratch_at + ((i % 2) * WARPS + w) * 256 + lane * 8
-                part_gate, part_up = ins.asm(
-                    "ld.shared.v2.f32 {$0,$1}, [$2];", "=f,=f,r", [place], [Float32] * 2
-                )
-                gate, up = gate + part_gate, up + part_up
-            if row < tokens:
-                to = hidden_at + Int64(row * form.inter + (first + i) * 4 + quarter) * 2
-                value = ring.situ(gate, up)
-                ins.asm("{ .reg .b16 h; cvt.rn.bf16.f32 h, $1; st.global.b16 [$0], h; }", "l,f", [to, value])
+                    there = weight_at + (part + form.stages) * (form.stage_steps * STEP_BYTES)
+                    _fetch(there, ring_at + slot * size, bars_at + slot * 8, form)
+    else:
+        slot, phase = Int32(0), Int32(0)
+        for part in cutlass.range(form.parts, unroll=1):
+            values = []
+            for s in cutlass.range_constexpr(form.stage_steps):
+                at = x_at + (part * form.stage_steps + s) * (STEP * 2)
+                values.extend(_load_step(at, x.stride[0] * 2, row, tokens, form))
+            ring.wait(bars_at + slot * 8, phase)
+            _multiply_stage(ring_at + slot * size, lane, values, sums, form)
+            cute.arch.sync_warp()
+            if lane == 0 and part + form.stages < form.parts:
+                there = weight_at + Int64(part + form.stages) * (form.stage_steps * STEP_BYTES)
+                _fetch(there, ring_at + slot * size, bars_at + slot * 8, form)
+            slot = slot + 1
+            if slot == form.stages:
+                slot = Int32(0)
+                phase = phase ^ 1
 
+    # All rings are drained: their place holds the warps' sums now.
     cute.arch.sync_threads()
-    if tid == 0:
-        ring.meet_blocks(counter_at, blocks, True)
-        if bid == 0:
-            ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
+    for j in cutlass.range_constexpr(tiles * form.halves):
+        place = base + (warp * form.pairs + j * 32 + lane) * 8
+        ins.asm("st.shared.v2.f32 [$0], {$1,$2};", "r,f,f", [place, sums[2 * j], sums[2 * j + 1]])
     cute.arch.sync_threads()
-
-    sums_at = scratch_at + k_warp * (form.most_tiles * 256) + lane * 8
-    b = cute.make_rmem_tensor((form.chunk_steps * 2,), Int32)
-    for j in cutlass.range_constexpr(form.chunk_steps * 2):
-        b[j] = Int32(0)
-    h_at = hidden_at + Int64(cutlass.min(row, tokens - 1) * form.inter) * 2 + Int64(quarter * 8)
-    for i in cutlass.range(later, unroll=1):
-        loop, index = i // each, i % each
-        if index == 0:
-            at = h_at + Int64((loop * form.k_warps + k_warp) * (form.chunk_steps * 32))
-            for s in cutlass.range_constexpr(form.chunk_steps):
-                loaded = _load_pair_if(at + s * 32, row < tokens)
-                b[2 * s], b[2 * s + 1] = loaded[0], loaded[1]
-        ring.wait(bars_at + stage * 8, phase)
-        words = _stage_words(ring_at + stage * form.stage_size, lane, form.chunk_steps)
-        cute.arch.sync_warp()
-        if lane == 0:
-            _fetch(
-                early + i + STAGES, stage, early, later, each, first, warp, k_warp, tile_lane, bid, blocks,
-                gate_up_at, down_at, ring_at, bars_at, form,
-            )  # fmt: skip
-        even, odd = [Float32(0.0)] * 4, [Float32(0.0)] * 4
-        for s in cutlass.range_constexpr(form.chunk_steps):
-            even, odd = odd, _multiply((b[2 * s], b[2 * s + 1]), words[2 * s : 2 * s + 2], even)
-        place = sums_at + (tile_lane + index * form.lanes) * 256
-        low, high = even[0] + odd[0], even[1] + odd[1]
-        if loop > 0:
-            before = ins.asm("ld.shared.v2.f32 {$0,$1}, [$2];", "=f,=f,r", [place], [Float32] * 2)
-            low, high = low + before[0], high + before[1]
-        ins.asm("st.shared.v2.f32 [$0], {$1,$2};", "r,f,f", [place, low, high])
-        stage = stage + 1
-        if stage == STAGES:
-            stage = Int32(0)
-            phase = phase ^ 1
-    cute.arch.sync_threads()
-    for i in cutlass.range(warp, down_tiles, WARPS, unroll=1):
+    for p in cutlass.range(tid, form.pairs, threads, unroll=1):
         low, high = Float32(0.0), Float32(0.0)
-        for k in cutlass.range_constexpr(form.k_warps):
-            place = scratch_at + (k * form.most_tiles + i) * 256 + lane * 8
+        for w in cutlass.range_constexpr(form.warps):
             part_low, part_high = ins.asm(
-                "ld.shared.v2.f32 {$0,$1}, [$2];", "=f,=f,r", [place], [Float32] * 2
+                "ld.shared.v2.f32 {$0,$1}, [$2];", "=f,=f,r", [base + (w * form.pairs + p) * 8], [Float32] * 2
             )
             low, high = low + part_low, high + part_high
-        if row < tokens:
-            to = ins.byte_address(out) + Int64(row) * out.stride[0] * 2
-            ins.store_word(to + ((bid + i * blocks) * 16 + quarter * 4), ins.pack_halves(low, high))
+        if cutlass.const_expr(form.cluster == 1):
+            _store_pair(out, p, low, high, group, tokens, form)
+        else:
+            ins.asm("st.shared.v2.f32 [$0], {$1,$2};", "r,f,f", [sums_at + p * 8, low, high])
+    if cutlass.const_expr(form.cluster > 1):
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+        own = form.pairs // form.cluster
+        for p in cutlass.range(rank * own + tid, rank * own + own, threads, unroll=1):
+            low, high = Float32(0.0), Float32(0.0)
+            for peer in cutlass.range_constexpr(form.cluster):
+                there = ins.cluster_address(sums_at + p * 8, Int32(peer))
+                part_low, part_high = ins.asm(
+                    "ld.shared::cluster.v2.f32 {$0,$1}, [$2];", "=f,=f,r", [there], [Float32] * 2
+                )
+                low, high = low + part_low, high + part_high
+            _store_pair(out, p, low, high, group, tokens, form)
+        # No block may leave while another reads its sums.
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+    if tid == 0 and bid == 0:
+        ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
 
 
 @cute.jit
-def _fetch(
-    index: Int32,
-    stage: Int32,
-    early: Int32,
-    later: Int32,
-    each: Int32,
-    first: Int32,
-    warp: Int32,
-    k_warp: Int32,
-    tile_lane: Int32,
-    bid: Int32,
-    blocks: Int32,
-    gate_up_at: Int64,
-    down_at: Int64,
-    ring_at: Int32,
-    bars_at: Int32,
+def _fetch(at: Int64, to: Int32, bar: Int32, form: cutlass.Constexpr):
+    """One thread: ask for a stage, the same steps of each of the block's tiles."""
+    piece = form.stage_steps * STEP_BYTES
+    ring.expect(bar, form.stage_size)
+    for t in cutlass.range_constexpr(form.tiles // QUAD):
+        ins.bulk_load(to + t * piece, at + t * (form.width // STEP * STEP_BYTES), Int32(piece), bar)
+
+
+@cute.jit
+def _store_pair(
+    out: cute.Tensor,
+    pair: Int32,
+    low: Float32,
+    high: Float32,
+    group: Int32,
+    tokens: Int32,
     form: cutlass.Constexpr,
 ):
-    """One thread: ask for stage number `index` of the warp's sequence, if there is one."""
-    size_1, size_2 = form.stage_steps * STEP_BYTES, form.chunk_steps * STEP_BYTES
-    to, bar = ring_at + stage * form.stage_size, bars_at + stage * 8
-    if index < early:
-        tile, part = first + index // form.parts, index % form.parts
-        place = Int64((tile * form.slices + warp) * form.parts + part)
-        ring.expect(bar, size_1)
-        ins.bulk_load(to, gate_up_at + place * size_1, Int32(size_1), bar)
-    elif index < early + later:
-        step = index - early
-        tile = bid + (tile_lane + step % each * form.lanes) * blocks
-        place = Int64(tile * form.chunks + step // each * form.k_warps + k_warp)
-        ring.expect(bar, size_2)
-        ins.bulk_load(to, down_at + place * size_2, Int32(size_2), bar)
+    """SiTU of a gate and up pair, or two neighbouring output columns; pair = (tile, group of 8 tokens, lane)."""
+    lane = pair % 32
+    token = pair // 32 % form.halves * 8 + lane // 4
+    tile = group * form.tiles + pair // (32 * form.halves)
+    if token < tokens:
+        to = ins.byte_address(out) + Int64(token) * out.stride[0] * 2
+        if cutlass.const_expr(form.has_gate):
+            value = ring.situ(low, high)
+            to = to + (tile * 4 + lane % 4) * 2
+            ins.asm("{ .reg .b16 h; cvt.rn.bf16.f32 h, $1; st.global.b16 [$0], h; }", "l,f", [to, value])
+        else:
+            ins.store_word(to + (tile * 4 + lane % 4) * 4, ins.pack_halves(low, high))
 
 
-def _stage_words(at: Int32, lane: Int32, steps: int) -> list[Int32]:
-    """A stage's weight fragments of this lane, two words a step."""
+def _load_step(at: Int64, stride: Any, row: Int32, tokens: Int32, form: Form) -> list[Int32]:
+    """Activation fragments of one step: for each 8 tokens the two words of this lane's token."""
     words: list[Int32] = []
-    for pair in range(steps // 2):
-        words.extend(ins.shared_load(at + pair * 512 + lane * 16))
-    if steps % 2:
-        place = at + steps // 2 * 512 + lane * 8
-        words.extend(ins.asm("ld.shared.v2.b32 {$0,$1}, [$2];", "=r,=r,r", [place], [Int32] * 2))
+    for half in range(form.halves):
+        token = row + half * 8
+        words.extend(_load_pair_if(at + Int64(cutlass.min(token, tokens - 1)) * stride, token < tokens))
     return words
 
 
-def _multiply(values: Any, words: list[Int32], total: list[Float32]) -> list[Float32]:
-    """8 tokens x 16 times 16 x 8 weight rows; the lower half of the 16-row instruction stays empty."""
-    nothing = Int32(0)
-    return list(ins.mma_bf16((values[0], nothing, values[1], nothing), words, total))
+def _multiply_stage(at: Int32, lane: Int32, values: list[Int32], sums: Any, form: Form) -> None:
+    """Add a stage's products to the sums [tile, group of 8 tokens, 2 rows]."""
+    for pair in range(form.tiles // 2):
+        # Four tiles of a step are two pieces of 512 bytes, 16 bytes a lane: two tiles' fragments.
+        first = at + pair // 2 * (form.stage_steps * STEP_BYTES) + pair % 2 * 512 + lane * 16
+        words = [ins.shared_load(first + s * STEP_BYTES) for s in range(form.stage_steps)]
+        for tile in range(2):
+            fragments = [w[2 * tile : 2 * tile + 2] for w in words]
+            _multiply_tile(fragments, values, sums, (2 * pair + tile) * form.halves * 2, form)
+
+
+def _multiply_tile(
+    fragments: list[tuple[Int32, ...]], values: list[Int32], sums: Any, first: int, form: Form
+) -> None:
+    """Add one tile's products to its sums, which start at `first`: a 16-row instruction for 16 tokens, or half of one."""
+    width = min(2, form.halves)
+    for block in range(max(1, form.halves // 2)):
+        place = first + 4 * block
+        total = [sums[place + j] for j in range(2 * width)] + [Float32(0.0)] * (4 - 2 * width)
+        for s, fragment in enumerate(fragments):
+            at = s * form.step_words + 4 * block
+            step = values[at : at + 2 * width]
+            a = (step[0], step[2], step[1], step[3]) if width == 2 else (step[0], Int32(0), step[1], Int32(0))
+            total = list(ins.mma_bf16(a, fragment, total))
+        for j in range(2 * width):
+            sums[place + j] = total[j]
 
 
 def _load_pair_if(address: Int64, condition: Any) -> tuple[Int32, Int32]:
-    """8 bytes that an earlier kernel or block wrote, or zeros without a read."""
+    """8 bytes that an earlier kernel wrote, or zeros without a read."""
     template = (
         "{ .reg .pred p; setp.ne.s32 p, $3, 0; mov.b32 $0, 0; mov.b32 $1, 0; "
         "@p ld.global.v2.b32 {$0,$1}, [$2]; }"
@@ -344,18 +337,16 @@ def _load_pair_if(address: Int64, condition: Any) -> tuple[Int32, Int32]:
 @cute.jit
 def _launch(
     x: cute.Tensor,
-    gate_up: cute.Tensor,
-    down: cute.Tensor,
-    workspace: cute.Tensor,
+    weight: cute.Tensor,
     out: cute.Tensor,
     launches: cute.Tensor,
-    blocks: Int32,
     stream: Any,
     form: cutlass.Constexpr,
 ):
-    _mlp(x, gate_up, down, workspace, out, launches, form).launch(
-        grid=(blocks, 1, 1),
-        block=(THREADS, 1, 1),
+    _product(x, weight, out, launches, form).launch(
+        grid=(form.rows // TILE // form.tiles * form.cluster, 1, 1),
+        block=(form.warps * 32, 1, 1),
+        cluster=(form.cluster, 1, 1),
         smem=form.shared_bytes,
         stream=stream,
         use_pdl=True,
@@ -364,24 +355,21 @@ def _launch(
 
 @cache
 def _compile(form: Form) -> Callable[..., None]:
-    """The launch for one set of constants; tokens, strides and the number of blocks stay symbolic."""
+    """The launch for one set of constants; tokens and strides stay symbolic."""
     tokens = cute.sym_int32()
 
-    def rows() -> Any:
+    def rows(width: int) -> Any:
         return make_fake_tensor(
-            BFloat16, (tokens, form.hidden), (cute.sym_int64(divisibility=8), 1), assumed_align=16
+            BFloat16, (tokens, width), (cute.sym_int64(divisibility=8), 1), assumed_align=16
         )
 
-    def raw() -> Any:
-        return make_fake_tensor(Uint8, (cute.sym_int64(),), (1,), assumed_align=128)
-
-    x, gate_up, down, workspace, out = rows(), raw(), raw(), raw(), rows()
+    x, out = rows(form.width), rows(form.rows // 2 if form.has_gate else form.rows)
+    weight = make_fake_tensor(Uint8, (cute.sym_int64(),), (1,), assumed_align=128)
     launches = make_fake_tensor(Int32, (cute.sym_int32(),), (1,), assumed_align=4)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     compiled: Callable[..., None] = cute.compile(
-        _launch, x, gate_up, down, workspace, out, launches, Int32(132), stream, form,
-        options="--enable-tvm-ffi",
-    )  # fmt: skip
+        _launch, x, weight, out, launches, stream, form, options="--enable-tvm-ffi"
+    )
     return compiled
 
 
@@ -391,33 +379,29 @@ class PreparedMlp:
 
     gate_up: "torch.Tensor"
     down: "torch.Tensor"
-    form: Form
+    hidden: int
+    inter: int
 
 
-def pack_tiles(rows: "torch.Tensor", steps: int) -> "torch.Tensor":
-    """bf16 [M, K] -> uint8 of stages: tiles of 8 rows, K in stages of `steps` x 16 values, in fragment order."""
+def pack_tiles(rows: "torch.Tensor") -> "torch.Tensor":
+    """bf16 [M, K] -> uint8 [M/32, K/16, 2, 32 lanes, 2 tiles, 4 values]: lane 4r + q holds row r's values 4q..4q+3."""
     import torch
 
-    tiles, stages = rows.shape[0] // TILE, rows.shape[1] // STEP // steps
-    # Lane (row, quarter) holds the 4 values at 4 x quarter of each step: [tile, row, stage, step, quarter, 4].
-    view = rows.view(tiles, TILE, stages, steps, 4, 4).permute(0, 2, 3, 1, 4, 5)
-    pairs = steps // 2
-    even = view[:, :, : 2 * pairs].unflatten(2, (pairs, 2)).permute(0, 1, 2, 4, 5, 3, 6)
-    parts = [even.reshape(tiles, stages, -1), view[:, :, 2 * pairs :].reshape(tiles, stages, -1)]
-    return torch.cat(parts, dim=2).contiguous().view(torch.uint8).flatten()
+    quads, steps = rows.shape[0] // (QUAD * TILE), rows.shape[1] // STEP
+    packed = rows.view(quads, 2, 2, TILE, steps, 4, 4).permute(0, 4, 1, 3, 5, 2, 6).contiguous()
+    return packed.view(torch.uint8).flatten()
 
 
 def prepare(*, gate_up_weight: "torch.Tensor", down_weight: "torch.Tensor") -> PreparedMlp:
     """Reorder one MLP's weights; for load time."""
     hidden, inter = down_weight.shape
-    form = Form(hidden, inter)
     halves = gate_up_weight.view(2, inter // 4, 4, hidden).permute(1, 2, 0, 3).reshape(2 * inter, hidden)
-    return PreparedMlp(pack_tiles(halves, form.stage_steps), pack_tiles(down_weight, form.chunk_steps), form)
+    return PreparedMlp(pack_tiles(halves), pack_tiles(down_weight), hidden, inter)
 
 
-def workspace_bytes(*, inter: int) -> int:
-    """Size of the uint8 `workspace` that `situ_mlp` needs; zero it once, then layers may share it."""
-    return ring.COUNTER_BYTES + TOKENS * inter * 2
+def workspace_bytes(*, inter: int, tokens: int = 64) -> int:
+    """Size of the uint8 `workspace` that `situ_mlp` needs; layers may share it."""
+    return tokens * inter * 2
 
 
 def situ_mlp(
@@ -428,41 +412,45 @@ def situ_mlp(
     out: "torch.Tensor",
     launches: "torch.Tensor",
 ) -> None:
-    """Write `down(SiTU(gate(x), up(x)))` to `out`, one launch for each 8 tokens."""
-    blocks = _multiprocessors(x.device.index)
-    if blocks < FEWEST_BLOCKS:
-        raise ValueError(f"situ_mlp: {blocks} multiprocessors, but it needs {FEWEST_BLOCKS} blocks at a time")
-    launch = _compile(prepared.form)
-    for begin in range(0, x.shape[0], TOKENS):
-        part = slice(begin, begin + TOKENS)
-        launch(x[part], prepared.gate_up, prepared.down, workspace, out[part], launches, blocks)
-
-
-@cache
-def _multiprocessors(device: int) -> int:
+    """Write `down(SiTU(gate(x), up(x)))` to `out`, in two launches."""
     import torch
 
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    tokens, inter = x.shape[0], prepared.inter
+    capacity = next((n for n in CAPACITIES if tokens <= n), None)
+    if capacity is None:
+        raise ValueError(
+            f"situ_mlp: {tokens} tokens, but a launch holds at most {CAPACITIES[-1]}; split the step"
+        )
+    hidden = workspace[: tokens * inter * 2].view(torch.bfloat16).view(tokens, inter)
+    up = Form(2 * inter, prepared.hidden, capacity, True)
+    down = Form(prepared.hidden, inter, capacity, False)
+    _compile(up)(x, prepared.gate_up, hidden, launches)
+    _compile(down)(hidden, prepared.down, out, launches)
 
 
 def variants() -> tuple[Variant, ...]:
-    """K3's shared expert and dense FFN at TP 1 to 16, and the small models."""
+    """K3's shared expert and dense FFN at TP 1 to 16, and the small models, for 8, 16 and 64 tokens."""
     roles = (
-        ("x", "activation"), ("gate_up", "weight"), ("down", "weight"), ("workspace", "workspace"),
-        ("out", "output"), ("launches", "workspace"),
+        ("x", "activation"), ("weight", "weight"), ("out", "output"), ("launches", "workspace"),
     )  # fmt: skip
-    forms = [Form(7168, 6144 // tp) for tp in (1, 2, 4, 8, 16)]
-    forms += [Form(7168, 33792 // tp) for tp in (1, 2, 4, 8, 16)]
-    forms += [Form(192, inter) for inter in (384, 192, 128, 64)] + [Form(128, inter) for inter in (128, 64, 32)]
+    sizes = [(7168, 6144 // tp) for tp in (1, 2, 4, 8, 16)] + [(7168, 33792 // tp) for tp in (1, 2, 4, 8, 16)]
+    sizes += [(192, inter) for inter in (384, 192, 128, 64)] + [(128, inter) for inter in (128, 64, 32)]
+    forms = [
+        form
+        for hidden, inter in sizes
+        for capacity in CAPACITIES
+        for form in (Form(2 * inter, hidden, capacity, True), Form(hidden, inter, capacity, False))
+    ]
     return tuple(
         Variant(
             op="situ_mlp",
-            name=f"situ_mlp_d{form.hidden}_s{form.inter}",
+            name=f"situ_mlp_{'up' if form.has_gate else 'down'}_r{form.rows}_k{form.width}_t{form.capacity}",
             architectures=DISPATCHED + COMPILED,
             compile=lambda form=form: _compile(form),  # type: ignore[misc]
             parameters=roles,
             source="cute/situ_mlp.py",
-            is_smoke=(form.hidden, form.inter) == (7168, 768),
+            is_smoke=(form.rows, form.width, form.capacity) == (1536, 7168, 8),
+            max_cluster=form.cluster,
         )
         for form in forms
     )
