@@ -29,9 +29,10 @@ from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from k3_decode.cute import instructions as ins
 from k3_decode.cute import row_stream
-from k3_decode.cute.plans import plan_for
+from k3_decode.cute.plans import CAPACITIES, plan_for
 from k3_decode.cute.row_stream import Finished, Plan
 from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
+from k3_decode.shapes import CANARY, K3, NANO
 
 if TYPE_CHECKING:
     import torch
@@ -145,17 +146,20 @@ def latent_tail(
 ) -> None:
     """Write `shared + RMSNorm(latent) @ up_weight.T` to `out` in one launch; `ValueError` if out of scope."""
     tokens, (rows, width) = latent.shape[0], up_weight.shape
-    if not 1 <= tokens <= 64:
-        raise ValueError(f"latent_tail: {tokens} rows are outside 1..64; split the step")
+    if not 1 <= tokens <= 64 or rows % 2:
+        raise ValueError(f"latent_tail: {tokens} tokens outside 1..64, or {rows} output rows no even number")
     launch = compile_plan(plan_for(rows, width, tokens))
     launch(latent, norm_weight, up_weight, shared, out, launches, eps)
 
 
 def variants() -> tuple[Variant, ...]:
-    """K3's shards at TP8 and TP16 and the whole, at every token capacity; and the small models."""
-    shapes = [(896, 3584), (448, 3584), (7168, 3584)]
-    forms = [plan_for(m, k, tokens) for m, k in shapes for tokens in (8, 16, 32, 64)]
-    forms += [plan_for(192, 96, 8), plan_for(128, 64, 8)]
+    """Whole and sharded tails of K3 and of the small models, at each token capacity."""
+    forms = [
+        plan_for(model.hidden // parts, model.latent, tokens)
+        for model, divisions in ((K3, (8, 16, 1, 2, 4)), (CANARY, (1, 2)), (NANO, (1, 2)))
+        for parts in divisions
+        for tokens in CAPACITIES
+    ]
     roles = (
         ("latent", "activation"), ("norm_weight", "weight"), ("up_weight", "weight"),
         ("shared", "activation"), ("out", "output"), ("launches", "workspace"),

@@ -29,9 +29,10 @@ from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from k3_decode.cute import instructions as ins
 from k3_decode.cute import row_stream
-from k3_decode.cute.plans import plan_for
+from k3_decode.cute.plans import CAPACITIES, plan_for
 from k3_decode.cute.row_stream import Finished, Plan
 from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
+from k3_decode.shapes import CANARY, K3, NANO
 
 if TYPE_CHECKING:
     import torch
@@ -155,10 +156,13 @@ def moe_front(
 
 
 def variants() -> tuple[Variant, ...]:
-    """K3's shards at TP8 and TP16 and the whole, at every token capacity; and the small models."""
-    shapes = [(112, 448, 7168), (56, 224, 7168), (896, 3584, 7168)]
-    forms = [(plan_for(e + w, k, tokens), e) for e, w, k in shapes for tokens in (8, 16, 32, 64)]
-    forms += [(plan_for(16 + 96, 192, 8), 16), (plan_for(8 + 64, 128, 8), 8)]
+    """Whole and sharded fronts of K3 and of the small models, at each token capacity."""
+    forms = [
+        (plan_for((model.experts + model.latent) // parts, model.hidden, tokens), model.experts // parts)
+        for model, divisions in ((K3, (8, 16, 1, 2, 4)), (CANARY, (1, 2)), (NANO, (1, 2)))
+        for parts in divisions
+        for tokens in CAPACITIES
+    ]
     roles = (
         ("x", "activation"), ("router_weight", "weight"), ("down_weight", "weight"), ("logits", "output"),
         ("latent", "output"), ("launches", "workspace"),

@@ -6,7 +6,7 @@ off the same sweeps. Plans differ in speed only: any plan gives the right produc
 
 from k3_decode.cute.row_stream import STEP, Plan
 
-__all__ = ["capacity", "plan_for"]
+__all__ = ["CAPACITIES", "capacity", "plan_for"]
 
 Tiling = tuple[int, int, int, int, int, int]
 """Row tiles, row warps, K warps, cluster, depth, blocks per multiprocessor."""
@@ -50,4 +50,4 @@ def _rule(rows: int, k: int, room: int) -> Tiling:
         return (1, 1, max(1, min(8, steps // 2)), 1, min(4, steps), 2 if room <= 16 else 1)
     if room <= 16:
         return (2, 1, 8, 1, 4, 2)
-    return (3, 4, 2, 2, 3, 1)
+    return (3, 4, 2, 2 if steps <= 224 else 4, 3, 1)

@@ -29,9 +29,10 @@ from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from k3_decode.cute import instructions as ins
 from k3_decode.cute import row_stream
-from k3_decode.cute.plans import plan_for
+from k3_decode.cute.plans import CAPACITIES, plan_for
 from k3_decode.cute.row_stream import Finished, Plan
 from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
+from k3_decode.shapes import CANARY, K3, NANO
 
 if TYPE_CHECKING:
     import torch
@@ -121,35 +122,43 @@ def projection(
 ) -> None:
     """Write `x @ weight.T` to `out` in one launch on this stream; raises `ValueError` outside the scope."""
     tokens, (rows, k) = x.shape[0], weight.shape
-    if not 1 <= tokens <= 64:
-        raise ValueError(f"projection: {tokens} rows of x are outside 1..64; split the step")
+    if not 1 <= tokens <= 64 or rows % 2:
+        raise ValueError(
+            f"projection: {tokens} rows of x outside 1..64, or {rows} weight rows no even number"
+        )
     compile_plan(plan_for(rows, k, tokens), out.element_size() == 4)(x, weight, out, launches)
 
 
 def variants() -> tuple[Variant, ...]:
-    """K3's projections at every tensor-parallel size and token capacity, and those of the small models."""
-    shapes = [
-        (6288, 7168),
-        (7168, 1536),
-        (3648, 7168),
-        (20480, 7168),
-        (3216, 7168),
-        (7168, 768),
-        (2880, 7168),
+    """The projections of K3 at every tensor-parallel size and of the small models, at each token capacity."""
+    ranks = [K3.rank(tp) for tp in (8, 16, 1, 2, 4)] + [
+        CANARY.rank(1),
+        CANARY.rank(2),
+        NANO.rank(1),
+        NANO.rank(2),
     ]
-    forms = dict.fromkeys((plan_for(m, k, tokens), False) for m, k in shapes for tokens in (8, 16, 32, 64))
+    forms = dict.fromkeys(
+        (plan_for(rows, k, tokens), False)
+        for tokens in CAPACITIES
+        for rank in ranks
+        for rows, k in (
+            (rank.kda_in_rows, rank.model.hidden),
+            (rank.mla_in_rows, rank.model.hidden),
+            (rank.model.hidden, rank.channels),
+            (rank.model.vocab // rank.tp, rank.model.hidden),
+        )
+    )
+    forms |= dict.fromkeys(
+        (plan_for(rows, k, 1), True) for rows, k in ((20480, 7168), (320, 192), (320, 128))
+    )
+    roles = (("x", "activation"), ("weight", "weight"), ("out", "output"), ("launches", "workspace"))
     return tuple(
         Variant(
             op="projection",
             name=f"projection_{plan.name}{'_fp32' if is_fp32 else ''}",
             architectures=DISPATCHED + COMPILED,
             compile=lambda plan=plan, is_fp32=is_fp32: compile_plan(plan, is_fp32),  # type: ignore[misc]
-            parameters=(
-                ("x", "activation"),
-                ("weight", "weight"),
-                ("out", "output"),
-                ("launches", "workspace"),
-            ),
+            parameters=roles,
             source="cute/projection.py",
             is_smoke=(plan.rows, plan.k, plan.tokens) == (7168, 1536, 8),
             max_cluster=plan.cluster,
