@@ -6,7 +6,7 @@ can neither expand nor name a Python object. Callers give the text's origin, whi
 """
 
 import re
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import yaml
 
@@ -20,6 +20,8 @@ MAX_BYTES: Final = 2**20
 MAX_DEPTH: Final = 32
 MAX_VALUES: Final = 50_000
 
+# libyaml's parser is ten times faster; both give the same events.
+_LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # YAML 1.2 core schema. PyYAML's own table is YAML 1.1, where `on`, `off`, `yes` and `1:30` are not text.
 _NULL = re.compile(r"~|null|Null|NULL|")
 _BOOL = re.compile(r"true|false")
@@ -37,7 +39,7 @@ def parse_yaml(text: str | bytes, origin: str) -> PlainData:
         raise InputError(f"{origin}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
     try:
         _require_bounded(decoded, origin)
-        root = yaml.compose(decoded, Loader=yaml.SafeLoader)
+        root = yaml.compose(decoded, Loader=_LOADER)
     except yaml.YAMLError as error:
         raise InputError(
             f"{origin}: this is no YAML: {' '.join(str(error).split())}; mend the syntax"
@@ -50,7 +52,7 @@ def parse_yaml(text: str | bytes, origin: str) -> PlainData:
 def _require_bounded(text: str, origin: str) -> None:
     """Walk the events, which never expand anything, before a tree is built from them."""
     depth = documents = 0
-    for values, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader), start=1):
+    for values, event in enumerate(yaml.parse(text, Loader=_LOADER), start=1):
         documents += isinstance(event, yaml.DocumentStartEvent)
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)

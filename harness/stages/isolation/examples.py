@@ -5,6 +5,7 @@ that misses its planted violation cannot be trusted to have found none.
 """
 
 import difflib
+import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -88,6 +89,7 @@ def try_example(rule: Rule, example: Example) -> tuple[Match, ...]:
         sources={source.path: source},
         read_head=lambda path: tree[path].encode() if path in tree else None,
         switch=EXAMPLE_SWITCH,
+        functions=frozenset(re.findall(r"\bdef (\w+)", source.after or "")),
         max_file_bytes=MAX_EXAMPLE_BYTES,
     )
     if rule.zones and source.zone not in rule.zones:

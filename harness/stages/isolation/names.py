@@ -14,11 +14,19 @@ __all__ = [
     "typed_parameters",
 ]  # fmt: skip
 
+MAX_CHAIN: Final = 200
 CHAIN: Final = ("attribute", "subscript", "call", "parenthesized_expression")
 
 
-def imports_of(root: Node, package: str) -> Iterator[tuple[Node, str, str]]:
+def imports_of(source: Source) -> tuple[tuple[Node, str, str], ...]:
     """(node, bound name, dotted name) of each import; `from a import *` binds `*`."""
+    return source.derive("imports", lambda s: tuple(_imports(s)))
+
+
+def _imports(source: Source) -> Iterator[tuple[Node, str, str]]:
+    root, package = source.root, package_of(source.path)
+    if root is None or source.language != "python":
+        return
     for node in root.find_all(kind="import_statement"):
         for child in node.named_children():
             if child.kind() == "aliased_import":
@@ -39,11 +47,15 @@ def imports_of(root: Node, package: str) -> Iterator[tuple[Node, str, str]]:
 
 def imported_names(source: Source) -> dict[str, str]:
     """Dotted names by the name that stands for them, aliases by assignment included."""
+    return source.derive("names", _imported_names)
+
+
+def _imported_names(source: Source) -> dict[str, str]:
     root = source.root
-    if root is None:
+    if root is None or source.language != "python":
         return {}
     names: dict[str, str] = {}
-    for _, bound, dotted in imports_of(root, package_of(source.path)):
+    for _, bound, dotted in imports_of(source):
         names.setdefault(bound, dotted if bound != dotted.split(".")[0] else bound)
     for assignment in root.find_all(kind="assignment"):
         left, right = assignment.field("left"), assignment.field("right")
@@ -76,15 +88,29 @@ def package_of(path: str) -> str:
     return ".".join(parts)
 
 
-def root_name(node: Node, through_calls: bool = True) -> str | None:
-    """The identifier that a chain such as `a.b[0].c` starts from; None for anything else."""
-    steps = 0
-    while node is not None and node.kind() in CHAIN and steps < 200:
-        if node.kind() == "call" and not through_calls:
-            return None
-        node = node.child(1) if node.kind() == "parenthesized_expression" else node.child(0)
-        steps += 1
+def root_name(node: Node | None, through_calls: bool = True) -> str | None:
+    """The identifier that a chain such as `a.b[0].c` starts from; None for anything else.
+
+    With `through_calls`, calls that give the thing itself are followed: `getattr(a, "b")`, `vars(a)`,
+    `type(a)`, and a module that is imported by name counts as the import machinery's. Other calls give
+    something new.
+    """
+    for _ in range(MAX_CHAIN):
+        if node is None or node.kind() not in CHAIN:
+            break
+        if node.kind() == "call":
+            node = _through(node) if through_calls else None
+        else:
+            node = node.child(1) if node.kind() == "parenthesized_expression" else node.child(0)
     return node.text() if node is not None and node.kind() == "identifier" else None
+
+
+def _through(call: Node) -> Node | None:
+    function = call.field("function")
+    name = function.text().rpartition(".")[2]
+    if name in ("getattr", "vars", "type"):
+        return next(iter(call.field("arguments").named_children()), None)
+    return function if name in ("import_module", "__import__") else None
 
 
 def string_value(node: Node | None) -> str | None:

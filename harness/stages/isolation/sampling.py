@@ -3,7 +3,10 @@
 import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime
+from typing import Final
+from weakref import WeakKeyDictionary
 
+from harness.domain.change import SourceTree
 from harness.domain.check import Check, Finding, Outcome, Samples, SampleTable
 from harness.domain.errors import InputError
 from harness.domain.policy import Rule
@@ -27,6 +30,12 @@ from harness.stages.isolation.zones import ZoneIndex
 
 __all__ = ["run", "sample", "sample_on"]
 
+MAX_HELD_FILES: Final = 800
+"""Changed files above which trees are made anew for each family, rather than all held in memory."""
+_READ: WeakKeyDictionary[SourceTree, tuple[tuple[str, str, str], ZoneIndex, dict[str, Source]]] = (
+    WeakKeyDictionary()
+)
+
 
 def sample(check: Check, context: StageContext) -> Samples:
     """Findings of one family on today's date."""
@@ -47,8 +56,7 @@ def sample_on(check: Check, context: StageContext, today: date) -> Samples:
     started = time.monotonic()
     family = str(check.subject)
     context.progress(f"isolation: {family} over {len(context.change.files)} files")
-    zones = ZoneIndex(context.zones, frozenset(context.tree.paths("head")))
-    sources = read_sources(context.change, context.tree, zones)
+    zones, sources = _read(context)
     part = PackPart(context.claim, context.pack.repository_prefix)
     is_pack = {path: part.has(source.file) for path, source in sources.items()}
     judged = [s for p, s in sources.items() if family in families_of(context.policy, is_pack[p])]
@@ -64,12 +72,26 @@ def sample_on(check: Check, context: StageContext, today: date) -> Samples:
             _files_table(sources, is_pack, {s.path for s in judged}),
             _rules_table(scan),
             _planted_table(trials),
-            _selection_table(family, context, zones),
+            _selection_table(family, context, zones, part),
             SampleTable(name="sampled", columns=("on",), rows=((today.isoformat(),),)),
         ),
         findings=findings,
         duration_s=round(time.monotonic() - started, 3),
     )
+
+
+def _read(context: StageContext) -> tuple[ZoneIndex, dict[str, Source]]:
+    """The changed files, read and parsed once for all families while the tree is open."""
+    tree = context.tree
+    assert tree is not None
+    key = (context.zones.digest(), context.change.base, context.change.head)
+    held = _READ.get(tree)
+    if held is None or held[0] != key:
+        zones = ZoneIndex(context.zones, frozenset(tree.paths("head")))
+        held = (key, zones, read_sources(context.change, tree, zones))
+        if len(held[2]) <= MAX_HELD_FILES:
+            _READ[tree] = held
+    return held[1], held[2]
 
 
 def _scan_zones(
@@ -133,13 +155,13 @@ def _planted_table(trials: Iterable[Trial]) -> SampleTable:
     )
 
 
-def _selection_table(family: str, context: StageContext, zones: ZoneIndex) -> SampleTable:
+def _selection_table(family: str, context: StageContext, zones: ZoneIndex, part: PackPart) -> SampleTable:
     """Selection and default of the switch; only the opt-in family looks for them."""
     assert context.tree is not None
     tree = context.tree
     places: tuple[Place, ...] = ()
     if family == "opt_in":
-        paths = tree.paths("head")
+        paths = tuple(path for path in tree.paths("head") if part.holds(path))
         places = tuple(
             find_selection(context.claim.switch, zones, paths, lambda path: tree.read("head", path))
         )

@@ -3,6 +3,7 @@
 Invariant: the same change, tree, rules and date give the same findings in the same order (path, line, rule).
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -27,6 +28,7 @@ __all__ = [
 
 DEFAULT_MAX_FILE_BYTES: Final = 2**20
 MAX_EXCERPT: Final = 300
+_FUNCTION: Final = re.compile(r"\bdef (\w+)")
 
 
 class PackPart:
@@ -38,11 +40,11 @@ class PackPart:
 
     def has(self, file: ChangedFile) -> bool:
         """Whether the file was or is the pack's."""
-        return any(
-            self._files.match_file(path) or bool(self._prefix and path.startswith(self._prefix))
-            for path in (file.path, file.old_path)
-            if path is not None
-        )
+        return any(self.holds(path) for path in (file.path, file.old_path) if path is not None)
+
+    def holds(self, path: str) -> bool:
+        """Whether a path is the pack's."""
+        return bool(self._prefix and path.startswith(self._prefix)) or self._files.match_file(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,12 @@ def families_of(policy: Policy, is_pack: bool) -> tuple[str, ...]:
 
 def read_sources(change: Change, tree: SourceTree, zones: ZoneIndex) -> dict[str, Source]:
     """Every changed file with its text at both sides."""
+    for file in change.files:
+        if file.kind is FileKind.TEXT and file.added_lines + file.removed_lines > 0 and not file.hunks:
+            raise InputError(
+                f"{file.path}: the change was given without its lines, as a plan carries it; load it "
+                "from the repository"
+            )
     return {file.path: _read(file, tree, zones) for file in change.files}
 
 
@@ -83,6 +91,9 @@ def surroundings_of(
         sources=sources,
         read_head=lambda path: _content(tree, "head", path),
         switch=claim.switch,
+        functions=frozenset(
+            name for s in sources.values() if s.after is not None for name in _FUNCTION.findall(s.after)
+        ),
         max_file_bytes=max_file_bytes,
     )
 
@@ -98,7 +109,8 @@ def scan_rules(rules: Sequence[Rule], sources: Sequence[Source], around: Surroun
         ]
         findings += found
         counts.append(RuleCount(rule.id, rule.severity.value, len(read), len(found)))
-    return Scan(tuple(sorted(findings, key=_order)), tuple(counts))
+    by_place = {_order(finding): finding for finding in findings}
+    return Scan(tuple(by_place[place] for place in sorted(by_place)), tuple(counts))
 
 
 def apply_waivers(findings: Sequence[Finding], waivers: Sequence[Waiver], today: date) -> Iterator[Finding]:

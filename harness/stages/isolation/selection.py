@@ -18,7 +18,7 @@ __all__ = ["Place", "find_selection"]
 
 
 class Place(NamedTuple):
-    """One step of the graph: selection, default, decline or state."""
+    """One step of the graph: `selection` or `default`."""
 
     role: str
     path: str
@@ -29,7 +29,7 @@ class Place(NamedTuple):
 def find_selection(
     switch: Switch, zones: ZoneIndex, paths: tuple[str, ...], read: Callable[[str], bytes | None]
 ) -> Iterator[Place]:
-    """Places in model code that read the switch, give its default, or refuse a value."""
+    """Places in the model code among `paths` that read the switch or give its default."""
     for path in paths:
         if language_of(path) != "python" or zones.zone_of(path) != "model_code":
             continue

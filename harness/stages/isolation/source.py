@@ -4,9 +4,10 @@ Invariant: `added` holds the lines of `after` that the change is responsible for
 moved from another zone, is new where it now lies, so that all its lines are.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar, cast
 
 from ast_grep_py import SgRoot
 
@@ -47,10 +48,19 @@ MAX_LINE: Final = 20_000
 MAX_DEPTH: Final = 400
 DEEP_FROM: Final = 64 * 2**10
 """Bytes from which nesting is measured first: below, even one statement cannot take long."""
-NESTING: Final = (
-    "attribute", "call", "subscript", "binary_operator", "unary_operator", "not_operator", "lambda", "list",
-    "parenthesized_expression", "conditional_expression", "comparison_operator", "boolean_operator", "tuple",
-)  # fmt: skip
+NESTING: Final = {
+    "python": (
+        "attribute", "call", "subscript", "binary_operator", "unary_operator", "not_operator", "lambda",
+        "parenthesized_expression", "conditional_expression", "comparison_operator", "boolean_operator",
+        "list", "tuple",
+    ),
+    "cpp": (
+        "field_expression", "call_expression", "subscript_expression", "binary_expression",
+        "unary_expression", "parenthesized_expression", "conditional_expression", "initializer_list",
+        "compound_statement", "if_statement", "assignment_expression",
+    ),
+}  # fmt: skip
+T = TypeVar("T")
 
 
 def language_of(path: str) -> Language:
@@ -71,6 +81,13 @@ class Source:
     """None for anything but text, and for a deleted file."""
     content: bytes | None = None
     """Bytes at head; None where there are none or too many."""
+    _derived: dict[str, object] = field(default_factory=dict)
+
+    def derive(self, name: str, make: Callable[["Source"], T]) -> T:
+        """What `make` gives for this file, made once; several rules ask for the same tables."""
+        if name not in self._derived:
+            self._derived[name] = make(self)
+        return cast("T", self._derived[name])
 
     @property
     def path(self) -> str:
@@ -117,7 +134,8 @@ class Source:
             return "too large"
         if max(map(len, self.lines)) > MAX_LINE:
             return "a line too long"
-        if len(text) > DEEP_FROM and _depth(SgRoot(text, GRAMMARS[self.language]).root()) > MAX_DEPTH:
+        grammar = GRAMMARS[self.language]
+        if len(text) > DEEP_FROM and _depth(SgRoot(text, grammar).root(), grammar) > MAX_DEPTH:
             return "nested too deeply"
         return None
 
@@ -141,11 +159,11 @@ class Source:
         return self.after is not None and self.file.kind is FileKind.TEXT
 
 
-def _depth(root: Node) -> int:
+def _depth(root: Node, grammar: str) -> int:
     """Deepest nesting of expressions, from the ranges of a preorder walk."""
     open_ends: list[int] = []
     deepest = 0
-    for node in root.find_all({"rule": {"any": [{"kind": kind} for kind in NESTING]}}):
+    for node in root.find_all({"rule": {"any": [{"kind": kind} for kind in NESTING[grammar]]}}):
         place = node.range()
         while open_ends and open_ends[-1] <= place.start.index:
             open_ends.pop()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from harness.domain.claim import Claim, Switch
+from harness.domain.claim import Switch
 from harness.domain.policy import ZoneName
 from harness.stages.isolation.source import Source
 from harness.stages.isolation.zones import ZoneIndex
@@ -32,4 +32,7 @@ class Surroundings:
     read_head: Callable[[str], bytes | None]
     switch: Switch | None
     max_file_bytes: int
-    claim: Claim | None = field(default=None)
+    functions: frozenset[str] = frozenset()
+    """Names of every function that a changed Python file defines at head."""
+    private_methods: dict[str, set[str]] = field(default_factory=dict)
+    """By dotted name of a shared class, filled as rules ask."""

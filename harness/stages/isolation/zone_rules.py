@@ -1,5 +1,6 @@
 """The zones family: which files a claim's change may touch, and that the map knows every file."""
 
+import posixpath
 from collections.abc import Iterator
 from typing import Final
 
@@ -45,10 +46,10 @@ def check_zones(
 
 
 def try_zones(zones: ZoneIndex, paths: tuple[str, ...], allowed: tuple[ZoneName, ...]) -> Iterator[Trial]:
-    """Planted paths through the same check: an unknown one, and a real one of each zone that the tree has."""
+    """Planted paths through the same check: an unknown one, and one file of each zone that folders show."""
     yield _trial(UNKNOWN, PLANTED_UNKNOWN, zones, allowed, expected=True)
     seen: set[ZoneName] = set()
-    for path in paths:
+    for path in {posixpath.dirname(path): path for path in reversed(paths)}.values():
         zone = zones.zone_of(path)
         if zone not in seen and zone != "unknown":
             seen.add(zone)

@@ -26,6 +26,7 @@ from harness.stages.isolation.detectors.python_reach import (
 )
 from harness.stages.isolation.detectors.tests_kept import (
     find_assertions_gone,
+    find_conditional_skip_added,
     find_skip_added,
     find_test_removed,
     find_tolerance_widened,
@@ -61,6 +62,7 @@ DETECTORS: Final[dict[str, Detector]] = {
     "assertions_gone": find_assertions_gone,
     "tolerance_widened": find_tolerance_widened,
     "skip_added": find_skip_added,
+    "conditional_skip_added": find_conditional_skip_added,
     "feature_narrowed": find_feature_narrowed,
     "switch_default": find_switch_default,
 }

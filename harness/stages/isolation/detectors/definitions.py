@@ -57,7 +57,7 @@ def find_private_override(rule: Rule, source: Source, around: Surroundings) -> I
         bases = cls.field("superclasses")
         inherited: set[str] = set()
         for base in bases.named_children() if bases is not None else ():
-            inherited |= _private_methods_of(names.get(base.text(), ""), around)
+            inherited |= _private_methods(names.get(base.text(), ""), around)
         for method in _methods(cls) if inherited else ():
             name = method.field("name")
             line = name.range().start.line + 1
@@ -67,7 +67,14 @@ def find_private_override(rule: Rule, source: Source, around: Surroundings) -> I
                 )
 
 
-def _private_methods_of(dotted: str, around: Surroundings) -> set[str]:
+def _private_methods(dotted: str, around: Surroundings) -> set[str]:
+    """Private methods of a shared class, read once for a change."""
+    if dotted not in around.private_methods:
+        around.private_methods[dotted] = _read_private_methods(dotted, around)
+    return around.private_methods[dotted]
+
+
+def _read_private_methods(dotted: str, around: Surroundings) -> set[str]:
     path = around.zones.file_of_module(dotted) if dotted else None
     if path is None or around.zones.zone_of(path) in ("model_code", "tests"):
         return set()

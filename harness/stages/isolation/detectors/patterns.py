@@ -23,10 +23,12 @@ def find_ast_grep(rule: Rule, source: Source, around: Surroundings) -> Iterator[
     if root is None:
         return
     seen: set[int] = set()
+    words = source.derive("words", lambda s: frozenset(re.findall(r"[A-Za-z_]\w*", s.after or "")))
+    is_cpp = source.language in ("cpp", "cuda")
     for pattern in rule.patterns:
-        if any(literal not in (source.after or "") for literal in _literals(pattern)):
+        if not _literals(pattern) <= words:
             continue
-        for node in root.find_all(_config(pattern, rule.id, source.language in ("cpp", "cuda"))):
+        for node in _find_all(rule, root, pattern, is_cpp):
             place = node.range()
             line = source.first_added(place.start.line + 1, place.end.line + 1)
             if line is None or line in seen or _is_allowed(rule, node):
@@ -37,7 +39,10 @@ def find_ast_grep(rule: Rule, source: Source, around: Surroundings) -> Iterator[
 
 def find_regex(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
     """Added lines on which any pattern is found."""
-    expressions = [_compiled(pattern) for pattern in rule.patterns]
+    text = source.derive("added text", lambda s: "\n".join(s.lines[n - 1] for n in sorted(s.added)))
+    expressions = [_compiled(pattern) for pattern in rule.patterns if _in_lines(pattern).search(text)]
+    if not expressions:
+        return
     for line in sorted(source.added):
         text = source.lines[line - 1]
         hits = [hit for expression in expressions if (hit := expression.search(text)) is not None]
@@ -53,9 +58,27 @@ def find_path(rule: Rule, source: Source, around: Surroundings) -> Iterator[Matc
         yield Match(None, source.path)
 
 
+def _find_all(rule: Rule, root: Node, pattern: str, is_cpp: bool) -> list[Node]:
+    try:
+        return list(root.find_all(_config(pattern, rule.id, is_cpp)))
+    except RuntimeError as error:  # what ast-grep raises for a pattern that it cannot use
+        reason = "; ".join(
+            line.strip() for line in str(error).split("\n\nStack")[0].splitlines() if line.strip()
+        )
+        raise InputError(
+            f"rule {rule.id}: ast-grep refuses {pattern!r} ({reason}); correct the pattern"
+        ) from error
+
+
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
+
+
+@cache
+def _in_lines(pattern: str) -> re.Pattern[str]:
+    """The same with `^` and `$` at every line: it finds at least what the lines hold one by one."""
+    return re.compile(pattern, re.MULTILINE)
 
 
 @cache
@@ -81,11 +104,11 @@ def _atom(pattern: str, is_cpp: bool) -> dict[str, Any]:
 
 
 @cache
-def _literals(pattern: str) -> tuple[str, ...]:
+def _literals(pattern: str) -> frozenset[str]:
     """Words that any match of a code pattern must contain; they spare most files the search."""
     if pattern.startswith("rule:"):
-        return ()
-    return tuple(re.findall(r"(?<![\w$])[A-Za-z_]\w{2,}", pattern))
+        return frozenset()
+    return frozenset(re.findall(r"(?<![\w$])[A-Za-z_]\w*", pattern))
 
 
 def _is_allowed(rule: Rule, node: Node) -> bool:

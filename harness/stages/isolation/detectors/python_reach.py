@@ -5,14 +5,13 @@ parties alike.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from harness.domain.policy import Rule
 from harness.stages.isolation.names import (
     imported_names,
     imports_of,
-    package_of,
     root_name,
     string_value,
     typed_parameters,
@@ -43,9 +42,11 @@ CHANGING_METHODS: Final = (
 def find_imported_object_changed(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
     """Attributes of imported shared modules and classes that are assigned, deleted or set by name."""
     names = {n: dotted for n, dotted in imported_names(source).items() if _is_shared(dotted, around)}
-    for node, target in _changes(source):
+    for node, target in source.derive("changes", lambda s: tuple(_changes(s))):
         origin = root_name(target)
-        if origin in names and not _is_shadowed(node, origin):
+        if origin not in names or _is_local(node, origin, names):
+            continue
+        if not any(re.fullmatch(expression, target.text()) for expression in rule.allow):
             yield from _match(source, node, f"changes {names[origin]}, which is imported")
 
 
@@ -57,18 +58,23 @@ def find_shared_instance_changed(rule: Rule, source: Source, around: Surrounding
         if around.zones.zone_of_module(dotted) not in (None, *OWN_ZONES)
         and not any(re.fullmatch(expression, dotted) for expression in rule.allow)
     }
-    for node, target in _changes(source):
+    for node, target in source.derive("changes", lambda s: tuple(_changes(s))):
         origin = root_name(target, through_calls=False)
         if origin in instances:
             yield from _match(source, node, f"changes an instance of {instances[origin]}")
 
 
 def find_computed_attribute(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
-    """`getattr` with a computed name on something imported, and tables of names of a module."""
+    """`getattr` with a computed name on shared code of the repository, or on a module that is a pattern."""
     root = source.root
     if root is None or "getattr" not in (source.after or ""):
         return
-    names = {n for n, dotted in imported_names(source).items() if _is_shared(dotted, around)}
+    names = {
+        name
+        for name, dotted in imported_names(source).items()
+        if around.zones.zone_of_module(dotted) not in (None, *OWN_ZONES)
+        or dotted.split(".")[0] in rule.patterns
+    }
     either = [{"pattern": "getattr($OBJECT, $NAME)"}, {"pattern": "getattr($OBJECT, $NAME, $DEFAULT)"}]
     for call in root.find_all({"rule": {"any": either}}):
         name = call.get_match("NAME")
@@ -80,18 +86,14 @@ def find_computed_attribute(rule: Rule, source: Source, around: Surroundings) ->
 
 def find_model_code_imported(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
     """Imports of model code."""
-    if source.root is None:
-        return
-    for node, _, dotted in imports_of(source.root, package_of(source.path)):
+    for node, _, dotted in imports_of(source):
         if around.zones.zone_of_module(dotted) == "model_code":
             yield from _match(source, node, f"imports {dotted}, which is model code")
 
 
 def find_module_imported(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
     """Imports of modules that any pattern matches."""
-    if source.root is None:
-        return
-    for node, _, dotted in imports_of(source.root, package_of(source.path)):
+    for node, _, dotted in imports_of(source):
         if any(re.match(pattern, dotted) for pattern in rule.patterns):
             yield from _match(source, node, f"imports {dotted}")
 
@@ -148,12 +150,22 @@ def _is_shared(dotted: str, around: Surroundings) -> bool:
     return around.zones.zone_of_module(dotted) not in OWN_ZONES
 
 
-def _is_shadowed(node: Node, name: str) -> bool:
-    """Whether a function around `node` takes a parameter of that name."""
+def _is_local(node: Node, name: str, names: Mapping[str, str]) -> bool:
+    """Whether a function around `node` binds that name itself, other than to something imported."""
     for above in node.ancestors():
-        if above.kind() == "function_definition":
-            parameters = above.field("parameters")
-            if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", parameters.text()):
+        if above.kind() != "function_definition":
+            continue
+        if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", above.field("parameters").text()):
+            return True
+        for binding in above.find_all({"rule": {"any": [{"kind": "assignment"}, {"kind": "for_statement"}]}}):
+            left, right = binding.field("left"), binding.field("right")
+            if (
+                left is None
+                or right is None
+                or name not in re.findall(r"(?<![\w.])\w+(?![\w.(\[])", left.text())
+            ):
+                continue
+            if binding.kind() == "for_statement" or root_name(right, through_calls=False) not in names:
                 return True
     return False
 

@@ -28,17 +28,19 @@ def find_hidden_text(rule: Rule, source: Source, around: Surroundings) -> Iterat
     """Added lines, or a path, with characters that do not show or turn the direction."""
     if found := HIDDEN.search(source.path):
         yield Match(None, _escaped(source.path), f"the path holds U+{ord(found.group()):04X}")
+    if not (HIDDEN.search(source.after or "") or "\ufeff" in (source.after or "")):
+        return
     for line in sorted(source.added):
         text = source.lines[line - 1]
-        found = (
-            None if text.isascii() and text.isprintable() else HIDDEN.search(text) or LATE_MARK.search(text)
-        )
+        found = HIDDEN.search(text) or LATE_MARK.search(text)
         if found:
             yield Match(line, _escaped(text.strip()), f"holds U+{ord(found.group()):04X}")
 
 
 def find_homoglyph(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
     """Words that mix Latin letters with letters of another script that look like them."""
+    if (source.after or "").isascii():
+        return
     for line in sorted(source.added):
         text = source.lines[line - 1]
         if text.isascii():
