@@ -136,8 +136,12 @@ def check_samples(work: Work, notes: Notes) -> None:
         return
     checks = {c.id: c for c in plan.checks}
     owners: dict[str, Outcome] = {samples_folder(o.check): o for o in work.outcomes}
-    for folder in sorted({_sample_folder(name) for name in work.sizes if name.startswith(f"{SAMPLES}/")}):
-        if folder not in owners and work.manifest is not None:
+    held: dict[str, set[str]] = {}
+    for name in work.sizes:
+        if name.startswith(f"{SAMPLES}/"):
+            held.setdefault(_sample_folder(name), set()).add(name)
+    for folder in sorted(set(held) - set(owners)):
+        if work.manifest is not None:
             notes.wrong(folder, "holds samples of no outcome")
     for folder, outcome in owners.items():
         notes.looked_at += 1
@@ -154,8 +158,7 @@ def check_samples(work: Work, notes: Notes) -> None:
         if header.tier is not outcome.tier:
             notes.wrong(outcome.check, f"outcome is of tier {outcome.tier}, its samples of {header.tier}")
         files = {f"{folder}/{name}.parquet" for name in header.tables} | {f"{folder}/{SAMPLES_HEADER}"}
-        held = {name for name in work.sizes if name.startswith(folder + "/")}
-        for name in sorted(files ^ held):
+        for name in sorted(files ^ held.get(folder, set())):
             notes.wrong(name, "and the samples' header do not name the same tables")
 
 

@@ -103,7 +103,7 @@ def read_table(path: Path, name: str) -> SampleTable:
                 raw, thrift_string_size_limit=2**26, thrift_container_size_limit=2**20, pre_buffer=False
             )
             _require_bounded(file.metadata)
-            content = file.read()
+            content = file.read(use_threads=False)  # small tables: threads cost more than they give
         columns = tuple(content.schema.names)
         mixed = _mixed_columns(file.metadata.metadata or {})
         values = [_decode(f, content.column(i), f.name in mixed) for i, f in enumerate(content.schema)]

@@ -366,12 +366,12 @@ def test_a_thousand_files_verify_in_under_two_seconds(tmp_path: Path) -> None:
             samples = Samples(check=check.id, tier=plan.tier, tables=(table,))
             run.record(_plain_judge(check, samples), samples)
         write_bundle(run, Environment())
-    begun = time.perf_counter()
+    begun = time.process_time()  # others may share the cores
     result = verify(tmp_path / "run", _plain_judge)
-    taken_s = time.perf_counter() - begun
+    taken_s = time.process_time() - begun
     assert result.state is BundleState.VERIFIED
     assert result.steps[0].looked_at > 1000
-    assert taken_s < 2.0 * (1 + os.getloadavg()[0] / 2)  # others may share the two cores
+    assert taken_s < 2.0
 
 
 def test_memory_does_not_grow_with_the_bundle(bundle: Path) -> None:
