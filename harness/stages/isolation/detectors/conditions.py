@@ -24,8 +24,6 @@ def find_feature_narrowed(rule: Rule, source: Source, around: Surroundings) -> I
     if root is None or source.language != "python":
         return
     words = re.compile("|".join(rule.patterns))
-    if not words.search(source.after or ""):
-        return
     for kind in ("if_statement", "elif_clause"):
         for node in root.find_all(kind=kind):
             condition, body = node.field("condition"), node.field("consequence")
