@@ -57,8 +57,8 @@ def _norm_and_project(
     place = row_stream.locate(plan)
     if cutlass.const_expr(plan.cluster > 1):
         row_stream.arm_barrier(plan, place, latent.shape[0], True)
-    rows = row_stream.open_rows(plan, place, [(ins.byte_address(up_weight), plan.rows)])
-    sums, squares = row_stream.stream(plan, place, rows, latent, norm_weight)
+    segments = [(ins.byte_address(up_weight), plan.rows)]
+    sums, squares = row_stream.stream(plan, place, segments, latent, norm_weight)
     row_stream.finish(plan, place, sums, squares, latent.shape[0], eps, _store_to(shared, out))
     if place.is_first:
         ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)

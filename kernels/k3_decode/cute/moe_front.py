@@ -63,8 +63,7 @@ def _project_both(
         (ins.byte_address(router_weight), experts),
         (ins.byte_address(down_weight), plan.rows - experts),
     ]
-    rows = row_stream.open_rows(plan, place, segments)
-    sums, _ = row_stream.stream(plan, place, rows, x, chain=CHAIN_STEPS)
+    sums, _ = row_stream.stream(plan, place, segments, x, chain=CHAIN_STEPS)
     row_stream.finish(plan, place, sums, None, x.shape[0], None, _store_to(logits, latent, experts))
     if place.is_first:
         ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)

@@ -57,9 +57,9 @@ def _project(
     place = row_stream.locate(plan)
     if cutlass.const_expr(plan.cluster > 1):
         row_stream.arm_barrier(plan, place, x.shape[0], False)
-    rows = row_stream.open_rows(plan, place, [(ins.byte_address(weight), plan.rows)])
+    segments = [(ins.byte_address(weight), plan.rows)]
     chain = CHAIN_STEPS if is_fp32 else None
-    sums, _ = row_stream.stream(plan, place, rows, x, chain=chain)
+    sums, _ = row_stream.stream(plan, place, segments, x, chain=chain)
     row_stream.finish(plan, place, sums, None, x.shape[0], None, _store_to(out, is_fp32))
     if place.is_first:
         ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)

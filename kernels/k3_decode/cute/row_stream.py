@@ -82,10 +82,16 @@ class Plan:
     """Blocks that the compiler must leave registers for on one multiprocessor."""
     stages: int = 0
     """Shared-memory stages of two steps of activations, for all row warps; 0: every warp reads its own."""
+    slots: int = 0
+    """Places of a warp's ring in shared memory, each 8 rows of `depth` steps; 0: registers hold the weights."""
 
     def __post_init__(self) -> None:
         if self.k % STEP or self.tokens not in (8, 16, 32, 64):
             raise ValueError(f"row stream: k {self.k} is no multiple of {STEP}, or {self.tokens} no capacity")
+        if self.slots and (not self.is_even or self.steps % self.depth or self.row_warps > 1):
+            raise ValueError(
+                f"row stream: a ring needs equal slices that its depth divides, in one row warp: {self}"
+            )
         copies = self.k_warps * self.tokens * 8
         if self.stages and (not self.is_even or self.steps % STAGE_STEPS or copies % self.threads):
             raise ValueError(
@@ -133,6 +139,16 @@ class Plan:
         return self.k_warps * self.tokens * 8 // self.threads
 
     @property
+    def slot_pitch(self) -> int:
+        """Bytes between two rows of a slot: an odd multiple of 64, so that no bank is hit twice."""
+        return self.depth * STEP * 2 + (0 if self.depth % 2 else 64)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot: 8 rows."""
+        return 8 * self.slot_pitch
+
+    @property
     def pairs(self) -> int:
         """Row pairs of a cluster."""
         return self.group_rows // 2
@@ -152,7 +168,7 @@ class Plan:
         """The constants in short, for a variant's name."""
         shape = f"m{self.rows}_k{self.k}_b{self.tokens}"
         tiling = f"r{self.row_tiles}x{self.row_warps}_w{self.k_warps}_c{self.cluster}_d{self.depth}"
-        return f"{shape}_{tiling}_a{self.ahead}_o{self.blocks_per_sm}_s{self.stages}"
+        return f"{shape}_{tiling}_a{self.ahead}_o{self.blocks_per_sm}_s{self.stages}_q{self.slots}"
 
 
 class Layout(NamedTuple):
@@ -161,7 +177,7 @@ class Layout(NamedTuple):
     squares: int
     received_squares: int
     partials: int
-    """Also the stages of activations, which are done with when the first partial sum is written."""
+    """Also stages and rings, which are done with when the first partial sum is written."""
     received: int
     size: int
 
@@ -169,13 +185,16 @@ class Layout(NamedTuple):
 def shared_layout(plan: Plan) -> Layout:
     """Where sums of squares, partial sums and received sums lie, and the bytes in all."""
     is_alone = plan.cluster == 1
-    received_squares = 16 + plan.k_warps * plan.tokens * 4
+    squares = 16 + plan.k_warps * plan.slots * 8
+    squares += -squares % 16
+    received_squares = squares + plan.k_warps * plan.tokens * 4
     partials = received_squares + (0 if is_alone else plan.cluster * plan.tokens * 4)
     partials += -partials % STAGE_BYTES
     staged = plan.stages * plan.k_warps * plan.tokens * STAGE_BYTES
-    received = partials + max(staged, plan.k_warps * plan.tokens * plan.pitch * 4)
+    rings = plan.k_warps * plan.slots * plan.slot_bytes
+    received = partials + max(staged, rings, plan.k_warps * plan.tokens * plan.pitch * 4)
     size = received + (0 if is_alone else plan.cluster * plan.tokens * plan.share * 8)
-    return Layout(16, received_squares, partials, received, size)
+    return Layout(squares, received_squares, partials, received, size)
 
 
 class Place(NamedTuple):
@@ -278,22 +297,25 @@ def _keep(rows: Rows, words: ins.Words) -> ins.Words:
 class _Direct:
     """Activations that each warp reads from L2 into registers, `TOKENS_AHEAD` steps ahead of their use."""
 
-    def __init__(self, plan: Plan, place: Place, rows: Rows, x: cute.Tensor) -> None:
+    def __init__(
+        self, plan: Plan, place: Place, rows: Rows, x: cute.Tensor, ahead: int = TOKENS_AHEAD
+    ) -> None:
         self.plan, self.rows = plan, rows
         offset = ins.byte_address(x) + Int64(rows.first_step) * (STEP * 2) + Int64(place.quad) * 16
         last = x.shape[0] - 1
         tokens = [ins.at_most(place.group + half * 8, last) for half in range(plan.halves)]
         self.addresses = [offset + Int64(token) * x.stride[0] * 2 for token in tokens]
-        self.near = [self._fetch(step) for step in range(min(TOKENS_AHEAD, plan.steps))]
+        self.near = [self.fetch(step) for step in range(min(ahead, plan.steps))]
 
     def step(self, step: int) -> list[ins.Words]:
         """The step's words by group of 8 tokens; asks for a later step's."""
         words = self.near[step % TOKENS_AHEAD]
         if step + TOKENS_AHEAD < self.plan.steps:
-            self.near[step % TOKENS_AHEAD] = self._fetch(step + TOKENS_AHEAD)
+            self.near[step % TOKENS_AHEAD] = self.fetch(step + TOKENS_AHEAD)
         return words
 
-    def _fetch(self, step: int) -> list[ins.Words]:
+    def fetch(self, step: int) -> list[ins.Words]:
+        """Issue the loads of a step by group of 8 tokens."""
         offset = step * (STEP * 2)
         if self.plan.is_even or step < self.plan.steps - 1:
             return [ins.load_activation(address + offset) for address in self.addresses]
@@ -304,7 +326,7 @@ class _Direct:
 class _Staged:
     """Activations that a block copies to shared memory once, a line (two steps) a token and K warp at a time.
 
-    Odd tokens swap the halves of their line, so that the 8 lanes of two tokens that read at once hit all banks.
+    Odd tokens swap the halves of their line, so that the 8 lanes of two tokens reading at once hit all banks.
     """
 
     def __init__(self, plan: Plan, place: Place, x: cute.Tensor) -> None:
@@ -326,7 +348,7 @@ class _Staged:
             self._copy(chunk)
 
     def step(self, step: int) -> list[ins.Words]:
-        """The step's words by group of 8 tokens; a stage's first step waits for its copy and starts another."""
+        """The step's words by group of 8 tokens; a stage's first step waits for it and starts another copy."""
         chunk, half = divmod(step, STAGE_STEPS)
         if half == 0:
             cute.arch.cp_async_wait_group(self.plan.stages - 2)
@@ -347,12 +369,17 @@ class _Staged:
 
 def _multiply(plan: Plan, sums: Sums, weights: list[ins.Words], x: list[ins.Words]) -> None:
     """Add one step's products to the sums."""
-    zeros = (Int32(0),) * 4
     for tile, words in enumerate(weights):
-        for m in range(len(sums[tile])):
-            low, high = x[2 * m], x[2 * m + 1] if plan.halves > 1 else zeros
-            value = ins.mma_bf16((low[0], high[0], low[1], high[1]), words[0:2], sums[tile][m])
-            sums[tile][m] = ins.mma_bf16((low[2], high[2], low[3], high[3]), words[2:4], value)
+        _multiply_tile(plan, sums[tile], words, x)
+
+
+def _multiply_tile(plan: Plan, sums: list[tuple[Float32, ...]], words: ins.Words, x: list[ins.Words]) -> None:
+    """Add one step's products of one tile of rows."""
+    zeros = (Int32(0),) * 4
+    for m in range(len(sums)):
+        low, high = x[2 * m], x[2 * m + 1] if plan.halves > 1 else zeros
+        value = ins.mma_bf16((low[0], high[0], low[1], high[1]), words[0:2], sums[m])
+        sums[m] = ins.mma_bf16((low[2], high[2], low[3], high[3]), words[2:4], value)
 
 
 def _floats(words: ins.Words) -> list[Float32]:
@@ -372,7 +399,7 @@ def _scale(words: ins.Words, norms: list[Float32], square: Float32) -> tuple[ins
 def stream(
     plan: Plan,
     place: Place,
-    rows: Rows,
+    segments: list[tuple[Int64, int]],
     x: cute.Tensor,
     norm_weight: cute.Tensor | None = None,
     chain: int | None = None,
@@ -384,8 +411,11 @@ def stream(
     drops low bits at each addition, which an fp32 output would show (9e-7 of the row over 28 steps, 2e-7
     over 4).
     """
+    if plan.slots:
+        return _stream_rings(plan, place, segments, x, norm_weight, chain)
     sums, totals = _zero_sums(plan), None
     squares = [Float32(0.0)] * plan.halves
+    rows = open_rows(plan, place, segments)
     norm_at = None
     if norm_weight is not None:
         norm_at = ins.byte_address(norm_weight) + Int64(rows.first_step) * (STEP * 2) + Int64(place.quad) * 16
@@ -411,6 +441,89 @@ def stream(
     if plan.stages:
         cute.arch.sync_threads()
     return _add_sums(totals, sums), squares
+
+
+def _stream_rings(
+    plan: Plan,
+    place: Place,
+    segments: list[tuple[Int64, int]],
+    x: cute.Tensor,
+    norm_weight: cute.Tensor | None = None,
+    chain: int | None = None,
+) -> tuple[Sums, list[Float32]]:
+    """As `stream`, with weights that pass through shared memory by bulk copies.
+
+    Each warp has a ring of its own: 8 lanes ask for the 8 rows of a slot, and again as soon as the warp has used
+    it, so no other warp takes part. A warp reads `depth` steps of every tile before it goes on along K.
+    """
+    sums, totals = _zero_sums(plan), None
+    squares = [Float32(0.0)] * plan.halves
+    lender = place._replace(group=place.lane % 8, quad=place.lane * 0)
+    rows = open_rows(plan, lender, segments)
+    layout = shared_layout(plan)
+    ring = place.shared + layout.partials + place.k_warp * (plan.slots * plan.slot_bytes)
+    barriers = place.shared + 16 + place.k_warp * (plan.slots * 8)
+    is_lender, is_first = Int32(place.lane < 8), Int32(place.lane == 0)
+    size = plan.depth * STEP * 2
+    visits = [(part, tile) for part in range(plan.steps // plan.depth) for tile in range(plan.row_tiles)]
+
+    def fill(visit: int) -> None:
+        part, tile = visits[visit]
+        slot = visit % plan.slots
+        ins.expect_bytes_if(barriers + slot * 8, Int32(8 * size), is_first)
+        at = ring + slot * plan.slot_bytes + lender.group * plan.slot_pitch
+        ins.bulk_load_if(at, rows.addresses[tile] + part * size, Int32(size), barriers + slot * 8, is_lender)
+
+    for slot in range(plan.slots):
+        ins.init_barrier_if(barriers + slot * 8, is_first)
+    ins.fence_barriers()
+    cute.arch.sync_warp()
+    for visit in range(min(plan.slots, len(visits))):
+        fill(visit)
+    cute.arch.griddepcontrol_launch_dependents()
+    cute.arch.griddepcontrol_wait()
+    source = _Direct(plan, place, rows, x, 0)
+    lane_at = ring + place.group * plan.slot_pitch + place.quad * 16
+    tokens: list[list[ins.Words]] = []
+    for visit, (part, tile) in enumerate(visits):
+        if tile == 0:
+            tokens = [source.fetch(part * plan.depth + step) for step in range(plan.depth)]
+            if norm_weight is not None:
+                tokens, squares = _norm_part(plan, place, rows, norm_weight, part, tokens, squares)
+        slot = visit % plan.slots
+        ins.wait_barrier(barriers + slot * 8, visit // plan.slots % 2)
+        for step in range(plan.depth):
+            if chain is not None and step and step % chain == 0:
+                totals, sums = _add_sums(totals, sums), _zero_sums(plan)
+            words = ins.shared_load(lane_at + slot * plan.slot_bytes + step * STEP * 2)
+            _multiply_tile(plan, sums[tile], words, tokens[step])
+        if visit + plan.slots < len(visits):
+            cute.arch.sync_warp()
+            fill(visit + plan.slots)
+        if chain is not None:
+            totals, sums = _add_sums(totals, sums), _zero_sums(plan)
+    cute.arch.sync_threads()
+    return _add_sums(totals, sums), squares
+
+
+def _norm_part(
+    plan: Plan,
+    place: Place,
+    rows: Rows,
+    norm_weight: cute.Tensor,
+    part: int,
+    tokens: list[list[ins.Words]],
+    squares: list[Float32],
+) -> tuple[list[list[ins.Words]], list[Float32]]:
+    """The tokens of a part times the norm weight, and the running sums of squares."""
+    base = ins.byte_address(norm_weight) + Int64(rows.first_step) * (STEP * 2) + Int64(place.quad) * 16
+    scaled_tokens = []
+    for step, words in enumerate(tokens):
+        norms = _floats(ins.load_weight(base + (part * plan.depth + step) * STEP * 2))
+        scaled = [_scale(word, norms, square) for word, square in zip(words, squares, strict=True)]
+        scaled_tokens.append([word for word, _ in scaled])
+        squares = [square for _, square in scaled]
+    return scaled_tokens, squares
 
 
 def _zero_sums(plan: Plan) -> Sums:

@@ -126,6 +126,11 @@ class NumpyMachine:
         for i, word in enumerate(self.load(address, 4)):
             self.shared[self.bid, to + i] = word
 
+    def bulk_load(self, shared: Any, address: Any, size: int, wanted: Any) -> None:
+        to, at, keep = self.all_lanes(shared) // 4, self.all_lanes(address) // 4, self.all_lanes(wanted) != 0
+        for i in range(int(size) // 4):
+            self.shared[self.bid[keep], to[keep] + i] = self.device[at[keep] + i]
+
     def send(self, address: Any, values: list[np.ndarray], wanted: Any) -> None:
         code, keep = self.all_lanes(address), self.all_lanes(wanted) != 0
         block = self.bid - self.bid % self.cluster + (code >> 24)
@@ -206,6 +211,11 @@ def _instructions(machine: NumpyMachine) -> SimpleNamespace:
         high_half=lambda word: from_bf16_bits((np.asarray(word) >> 16).astype(np.uint16)),
         pack_halves=pack,
         copy_async=machine.copy_shared,
+        bulk_load_if=lambda to, at, size, _, wanted: machine.bulk_load(to, at, size, wanted),
+        init_barrier_if=lambda *_: None,
+        fence_barriers=lambda: None,
+        expect_bytes_if=lambda *_: None,
+        wait_barrier=lambda *_: None,
         shared_load=lambda address: tuple(w.view(np.uint32) for w in machine.shared_load(address, 4)),
         shared_load_f32=lambda address: machine.shared_load(address, 1)[0],
         shared_load_pair=lambda address: machine.shared_load(address, 2),
@@ -230,6 +240,7 @@ def _device(machine: NumpyMachine) -> SimpleNamespace:
         "griddepcontrol_wait",
         "sync_threads",
         "cluster_wait",
+        "sync_warp",
         "cp_async_commit_group",
         "cp_async_wait_group",
     )

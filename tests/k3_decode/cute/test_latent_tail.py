@@ -18,6 +18,7 @@ PLANS = {
     "uneven_k": Plan(48, 224, 16, 2, 1, 3, 1, 3, 2),
     "two_row_warps": Plan(64, 128, 8, 2, 2, 2, 1, 2),
     "cluster_of_four": Plan(40, 512, 32, 2, 1, 2, 4, 2),
+    "ring": Plan(48, 512, 16, 3, 1, 4, 1, 2, slots=3),
     "uneven_cluster": Plan(24, 352, 8, 1, 1, 2, 3, 2),
 }
 
@@ -38,8 +39,8 @@ def test_every_plan_norms_projects_and_adds(name: str, numpy_machine: Callable[.
     out_at = machine.place(empty, (tokens, plan.rows), (plan.rows, 1))
 
     place = row_stream.locate(plan)
-    rows = row_stream.open_rows(plan, place, [(op.ins.byte_address(up_at), plan.rows)])
-    sums, squares = row_stream.stream(plan, place, rows, latent_at, norm_at)
+    segments = [(op.ins.byte_address(up_at), plan.rows)]
+    sums, squares = row_stream.stream(plan, place, segments, latent_at, norm_at)
     row_stream.finish(plan, place, sums, squares, tokens, eps, op._store_to(shared_at, out_at))
 
     tensors = (latent_at, norm_at, up_at, shared_at)

@@ -34,8 +34,7 @@ def run_in_numpy(
 
     place = row_stream.locate(plan)
     segments = [(op.ins.byte_address(router_at), experts), (op.ins.byte_address(down_at), width)]
-    rows = row_stream.open_rows(plan, place, segments)
-    sums, _ = row_stream.stream(plan, place, rows, x_at)
+    sums, _ = row_stream.stream(plan, place, segments, x_at, chain=2)
     store = op._store_to(logits_at, latent_at, experts)
     row_stream.finish(plan, place, sums, None, tokens, None, store)
 

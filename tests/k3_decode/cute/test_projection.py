@@ -23,6 +23,9 @@ PLANS = {
     "cluster_of_seven": Plan(32, 448, 8, 2, 1, 2, 7, 1),
     "uneven_cluster": Plan(24, 352, 64, 1, 1, 2, 3, 2),
     "staged_tokens": Plan(48, 512, 64, 3, 2, 2, 1, 2, stages=3),
+    "ring": Plan(48, 512, 8, 3, 1, 4, 1, 2, slots=2),
+    "ring_of_odd_depth": Plan(40, 384, 16, 2, 1, 2, 1, 3, slots=3),
+    "ring_in_a_cluster": Plan(48, 512, 16, 2, 1, 2, 2, 4, slots=4),
     "staged_in_a_cluster": Plan(64, 768, 32, 2, 4, 2, 2, 3, stages=2),
 }
 
@@ -44,8 +47,7 @@ def run_in_numpy(
     out_at = machine.place(np.full(size, 0x7FC07FC0, np.uint32), (tokens, plan.rows), (plan.rows, 1))
 
     place = row_stream.locate(plan)
-    rows = row_stream.open_rows(plan, place, [(op.ins.byte_address(weight_at), plan.rows)])
-    sums, _ = row_stream.stream(plan, place, rows, x_at)
+    sums, _ = row_stream.stream(plan, place, [(op.ins.byte_address(weight_at), plan.rows)], x_at)
     row_stream.finish(plan, place, sums, None, tokens, None, op._store_to(out_at, is_fp32))
 
     words = machine.read(out_at)
