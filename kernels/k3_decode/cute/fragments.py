@@ -287,11 +287,11 @@ def choose_f32(condition: Int32, when_set: Float32, when_zero: Float32) -> Float
     return asm(template, "=f,f,f,r", [when_set, when_zero, condition], [Float32], is_pure=True)
 
 
-def max_lanes(value: Float32) -> Float32:
-    """The largest over the warp, in every lane."""
+def max_lanes(values: list[Float32]) -> list[Float32]:
+    """The largest of each value over the warp, in every lane."""
     for offset in (16, 8, 4, 2, 1):
-        value = cute.arch.fmax(value, cute.arch.shuffle_sync_bfly(value, offset))
-    return value
+        values = [cute.arch.fmax(v, cute.arch.shuffle_sync_bfly(v, offset)) for v in values]
+    return values
 
 
 def store_f32(address: Int64, value: Float32) -> None:

@@ -5,7 +5,7 @@ verify with 2 to 8 rows a request. Refused: rows above 8, dtypes other than bf16
 that are no multiple of 8 elements, slot strides that are no multiple of 4 (state) or 8 (conv) elements.
 
 Layout: a cluster of `split` blocks shares one head; block r keeps rows r x 128/split onward of the head's state S [V, K].
-In plain decode a block walks over `steps` requests (state of the next one is loaded while one is computed); in verify over
+In plain decode a block walks over `steps` requests; in verify over
 the rows of one request with S in registers. 8 lanes share a row of S, 16 columns each. `packed` [B, kda_in_rows] bf16 (q, k,
 v, g of 128 H channels each, f_a 128, beta H), `conv_weight` [3,4,P] fp32, `decay_weight` [P,128] bf16, `a_log` [H],
 `dt_bias` [P], `norm_weight` [128] fp32 are constant; `conv_state` [slots, 3+rows-1, 3P] bf16 and `state` [slots,H,128,128]
@@ -25,7 +25,7 @@ for bit, and graph replays with changed inputs. sm_100a and sm_103a were never r
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -46,14 +46,28 @@ OP_INDEX = 2
 """Place of the op in the launch counters."""
 DIM = 128
 """Width of a head's keys and values, and the decay's low rank."""
-THREADS = 128
-WARPS = 4
-PASS_ROWS = 16
-"""Rows of S that the block's lanes cover at once: 8 lanes a row."""
+LANES_A_ROW = 8
+"""Lanes that share a row of S, 16 columns each."""
+WEIGHT_PITCH = DIM * 2 + 64
+"""Bytes between rows of decay weights in shared memory: two rows' 64-byte pieces fill the banks once."""
 MAX_ROWS = 8
 
-Form = tuple[int, int, int, bool]
-"""split (blocks a head), steps (requests or rows a block walks over), mode, has_bound."""
+class Form(NamedTuple):
+    """Compile-time constants of one kernel."""
+
+    split: int
+    """Blocks a head."""
+    steps: int
+    """Requests (in verify, rows of one request) that a block walks over."""
+    threads: int
+    """128 or 256."""
+    is_ahead: bool
+    """Whether S of the next request is loaded while one is computed (more registers)."""
+    blocks: int
+    """Blocks that an SM must hold, which caps the registers."""
+    mode: int
+    has_bound: bool
+
 DECODE, VERIFY, VERIFY_ACCEPTED = 0, 1, 2
 """Modes: one row a request; several; several, the first state chosen by `accepted`."""
 
@@ -76,18 +90,25 @@ def _kda(
     eps: Float32,
     split: cutlass.Constexpr,
     steps: cutlass.Constexpr,
+    threads: cutlass.Constexpr,
+    is_ahead: cutlass.Constexpr,
     mode: cutlass.Constexpr,
     has_bound: cutlass.Constexpr,
 ):
     tid, _, _ = cute.arch.thread_idx()
     rank, head, group = cute.arch.block_idx()
+    warps = threads // 32
+    pass_rows = threads // LANES_A_ROW
+    warp_columns = DIM // warps
+    # Several steps: weights wait in shared memory, and windows are renewed before the delta rule, to spare registers.
+    is_lean = steps > 1
     lane = tid % 32
     warp = tid // 32
     quad, quarter = lane // 4, lane % 4
     part_lane, part_row = lane % 8, lane // 8
     width = a_log.shape[0] * DIM
     own_rows = DIM // split
-    passes = own_rows // PASS_ROWS
+    passes = own_rows // pass_rows
     first_row = group * steps
     last_row = packed.shape[0] - 1
 
@@ -97,32 +118,43 @@ def _kda(
     value_at = cute.arch.alloc_smem(Float32, steps * own_rows, 16).toint()
     read_at = cute.arch.alloc_smem(Float32, steps * own_rows, 16).toint()
     beta_at = cute.arch.alloc_smem(Float32, steps, 16).toint()
-    squares_at = cute.arch.alloc_smem(Float32, steps * WARPS, 16).toint()
+    squares_at = cute.arch.alloc_smem(Float32, steps * warps, 16).toint()
     blocks_at = cute.arch.alloc_smem(Float32, steps * split, 16).toint()
 
     # Constants of the head, before the wait.
-    weight_at = ins.byte_address(decay_weight) + Int64(head * DIM + warp * 32 + quad) * (DIM * 2)
-    weight_at = weight_at + Int64(quarter * 16)
-    decay_words = [
-        [ins.load_weight(weight_at + (tile * 8 * DIM * 2 + chunk * 64)) for chunk in range(4)]
-        for tile in range(4)
-    ]
+    tiles = warp_columns // 8
+    decay_words = []
+    weights_at = Int32(0)
+    if cutlass.const_expr(is_lean):
+        weights_at = cute.arch.alloc_smem(Float32, DIM * WEIGHT_PITCH // 4, 16).toint()
+        weight_from = ins.byte_address(decay_weight) + Int64(head) * (DIM * DIM * 2)
+        for i in cutlass.range_constexpr(DIM * DIM * 2 // 16 // threads):
+            piece = tid + i * threads
+            ins.copy_async(weights_at + piece // 16 * WEIGHT_PITCH + piece % 16 * 16, weight_from + Int64(piece * 16))
+        cute.arch.cp_async_commit_group()
+    else:
+        weight_from = ins.byte_address(decay_weight) + Int64(head * DIM + warp * warp_columns + quad) * (DIM * 2)
+        weight_from = weight_from + Int64(quarter * 16)
+        decay_words = [
+            [ins.load_weight(weight_from + (n * 8 * DIM * 2 + chunk * 64)) for chunk in range(4)]
+            for n in range(tiles)
+        ]
     rate = frag.exp2(frag.load_constant(ins.byte_address(a_log) + Int64(head) * 4) * frag.LOG2E)
-    bias = frag.load_constant(ins.byte_address(dt_bias) + Int64(head * DIM + tid) * 4)
+    bias = frag.load_constant(ins.byte_address(dt_bias) + Int64(head * DIM + warp * warp_columns + lane % warp_columns) * 4)
     conv_at = ins.byte_address(conv_weight)
     tap_bytes = Int64(width) * 4
     part = warp % 2
     channel = part * width + head * DIM + lane * 4
     taps = _taps(conv_at + Int64(part * 4 * width + head * DIM + lane * 4) * 4, tap_bytes)
     value_lanes = own_rows // 4
-    value_rounds = (steps * value_lanes + THREADS - 1) // THREADS
-    places = [THREADS - 1 - tid + i * THREADS for i in range(value_rounds)]
+    value_rounds = (steps * value_lanes + threads - 1) // threads
+    places = [threads - 1 - tid + i * threads for i in range(value_rounds)]
     items = [cutlass.min(place, steps * value_lanes - 1) for place in places]
     channels = [head * DIM + rank * own_rows + item % value_lanes * 4 for item in items]
     value_taps = [_taps(conv_at + Int64(8 * width + c) * 4, tap_bytes) for c in channels]
     final_pairs = steps * own_rows // 2
-    final_rounds = (final_pairs + THREADS - 1) // THREADS
-    pairs = [cutlass.min(tid + i * THREADS, final_pairs - 1) for i in range(final_rounds)]
+    final_rounds = (final_pairs + threads - 1) // threads
+    pairs = [cutlass.min(tid + i * threads, final_pairs - 1) for i in range(final_rounds)]
     pair_steps = [pair // (own_rows // 2) for pair in pairs]
     pair_columns = [rank * own_rows + pair % (own_rows // 2) * 2 for pair in pairs]
     norms_at = [ins.byte_address(norm_weight) + Int64(column) * 4 for column in pair_columns]
@@ -162,8 +194,8 @@ def _kda(
         for row, column in zip(pair_rows, pair_columns, strict=True)
     ]
 
-    rounds = (2 * steps + WARPS - 1) // WARPS
-    owners = [warp // 2 + 2 * i for i in range(rounds)]
+    rounds = (2 * steps + warps - 1) // warps
+    owners = [warp // 2 + warps // 2 * i for i in range(rounds)]
     owner_steps = [cutlass.min(owner, steps - 1) for owner in owners]
     value_steps = [item // value_lanes for item in items]
     both_at = packed_at + Int64(channel) * 2
@@ -176,7 +208,7 @@ def _kda(
     state_at = ins.byte_address(state)
     state_bytes = Int64(state.stride[0]) * 4
     tile_at = Int64(head * (DIM * DIM * 4) + (rank * own_rows + warp * 4 + part_row) * (DIM * 4) + part_lane * 16)
-    lines = [p * PASS_ROWS * DIM * 4 + i * 128 for p in range(passes) for i in range(4)]
+    lines = [p * pass_rows * DIM * 4 + i * 128 for p in range(passes) for i in range(4)]
     source_at = [state_at + Int64(cutlass.max(source, 0)) * state_bytes + tile_at for source in sources]
     tile = [frag.load_f32x4(source_at[0] + line) for line in lines]
 
@@ -196,21 +228,32 @@ def _kda(
         at = value_at_row[i]
         singles.append(_window(home_at, entry_bytes, at, row_bytes, first_row, t, first, mode, single_new[i]))
 
+    if cutlass.const_expr(is_lean):
+        cute.arch.cp_async_wait_group(0)
+        cute.arch.sync_threads()
+        weight_lane = weights_at + (warp * warp_columns + quad) * WEIGHT_PITCH + quarter * 16
+        decay_words = [
+            [ins.shared_load(weight_lane + n * 8 * WEIGHT_PITCH + chunk * 64) for chunk in range(4)]
+            for n in range(tiles)
+        ]
     zero = Int32(0)
-    for n in cutlass.range_constexpr(4):
+    for n in cutlass.range_constexpr(tiles):
         sums = (Float32(0.0), Float32(0.0), Float32(0.0), Float32(0.0))
         for chunk in cutlass.range_constexpr(4):
             a, b = low_rank[chunk], decay_words[n][chunk]
             sums = ins.mma_bf16((a[0], zero, a[1], zero), (b[0], b[1]), sums)
             sums = ins.mma_bf16((a[2], zero, a[3], zero), (b[2], b[3]), sums)
         if quad < steps:
-            place = decay_at + (quad * DIM + warp * 32 + n * 8 + quarter * 2) * 4
-            ins.shared_store_f32(place, sums[0])
-            ins.shared_store_f32(place + 4, sums[1])
+            place = decay_at + (quad * DIM + warp * warp_columns + n * 8 + quarter * 2) * 4
+            frag.shared_store_f32x2(place, sums[0], sums[1])
     cute.arch.sync_warp()
-    for t in cutlass.range_constexpr(steps):
-        place = decay_at + (t * DIM + tid) * 4
-        ins.shared_store_f32(place, _decay(ins.shared_load_f32(place) + bias, rate, lower_bound, has_bound))
+    lane_steps = 32 // warp_columns
+    for i in cutlass.range_constexpr((steps + lane_steps - 1) // lane_steps):
+        t = lane // warp_columns + i * lane_steps
+        place = decay_at + (cutlass.min(t, steps - 1) * DIM + warp * warp_columns + lane % warp_columns) * 4
+        decay = _decay(ins.shared_load_f32(place) + bias, rate, lower_bound, has_bound)
+        if t < steps:
+            ins.shared_store_f32(place, decay)
 
     for i in cutlass.range_constexpr(rounds):
         y = _convolved(both[i], taps)
@@ -230,64 +273,87 @@ def _kda(
     # This block has its part of the window in registers (a relaxed arrival: nothing it wrote is published here).
     if cutlass.const_expr(split > 1):
         cute.arch.cluster_arrive_relaxed()
+    if cutlass.const_expr(is_lean):
+        if cutlass.const_expr(split > 1):
+            cute.arch.cluster_wait()
+        for i in cutlass.range_constexpr(rounds):
+            is_mine = Int32((2 * owners[i] + part) % split == rank) * Int32(owners[i] < steps)
+            is_mine = is_mine * frag.pick(lives, owner_steps[i])
+            home_at = window_at + Int64(frag.pick(homes, owner_steps[i])) * slot_bytes + Int64(channel) * 2
+            _renew(home_at, entry_bytes, both[i], owner_steps[i], is_mine, mode)
+        for i in cutlass.range_constexpr(value_rounds):
+            is_mine = Int32(places[i] < steps * value_lanes) * frag.pick(lives, value_steps[i])
+            home_at = window_at + Int64(frag.pick(homes, value_steps[i])) * slot_bytes
+            home_at = home_at + Int64(2 * width + channels[i]) * 2
+            _renew(home_at, entry_bytes, singles[i], value_steps[i], is_mine, mode)
 
-    # The delta rule, step by step; in plain decode S of the next request is on its way meanwhile.
+    # The delta rule, step by step.
     for t in cutlass.range_constexpr(steps):
         ahead = []
-        if cutlass.const_expr(mode == DECODE and t + 1 < steps):
+        if cutlass.const_expr(is_ahead and mode == DECODE and t + 1 < steps):
             ahead = [frag.load_f32x4(source_at[t + 1] + line) for line in lines]
         spot = t * DIM * 4 + part_lane * 16
-        decays = [frag.shared_load_f32x4(decay_at + spot + i * 128) for i in range(4)]
-        keys = [frag.shared_load_f32x4(key_at + spot + i * 128) for i in range(4)]
-        queries = [frag.shared_load_f32x4(query_at + spot + i * 128) for i in range(4)]
-        tile = _decayed(tile, decays)
-        dots = frag.sum_lanes(_dots(tile, keys, queries), (4, 2, 1))
+        dots = [Float32(0.0)] * (2 * passes + 1)
+        for i in cutlass.range_constexpr(4):
+            decays = frag.shared_load_f32x4(decay_at + spot + i * 128)
+            keys = frag.shared_load_f32x4(key_at + spot + i * 128)
+            queries = frag.shared_load_f32x4(query_at + spot + i * 128)
+            for p in cutlass.range_constexpr(passes):
+                tile[p * 4 + i] = _decayed(tile[p * 4 + i], decays)
+                dots[2 * p] = dots[2 * p] + _dot(tile[p * 4 + i], keys)
+                dots[2 * p + 1] = dots[2 * p + 1] + _dot(tile[p * 4 + i], queries)
+            dots[2 * passes] = dots[2 * passes] + _dot(keys, queries)
+        dots = frag.sum_lanes(dots, (4, 2, 1))
         beta = ins.shared_load_f32(beta_at + t * 4)
         square = Float32(0.0)
+        factors = []
         for p in cutlass.range_constexpr(passes):
-            place = (t * own_rows + p * PASS_ROWS + warp * 4 + part_row) * 4
-            weighted = beta * (ins.shared_load_f32(value_at + place) - dots[2 * p])
-            read = dots[2 * p + 1] + weighted * dots[2 * passes]
+            place = (t * own_rows + p * pass_rows + warp * 4 + part_row) * 4
+            factors.append(beta * (ins.shared_load_f32(value_at + place) - dots[2 * p]))
+            read = dots[2 * p + 1] + factors[p] * dots[2 * passes]
             square = square + read * read
             if part_lane == 0:
                 ins.shared_store_f32(read_at + place, read)
-            for i in cutlass.range_constexpr(4):
-                tile[p * 4 + i] = _updated(tile[p * 4 + i], weighted, keys[i])
         target_at = state_at + Int64(targets[t]) * state_bytes + tile_at
         live = lives[t] if cutlass.const_expr(mode == DECODE) else lives[0]
-        for i in cutlass.range_constexpr(len(lines)):
-            frag.store_f32x4_if(target_at + lines[i], tile[i], live)
+        for i in cutlass.range_constexpr(4):
+            keys = frag.shared_load_f32x4(key_at + spot + i * 128)
+            for p in cutlass.range_constexpr(passes):
+                tile[p * 4 + i] = _updated(tile[p * 4 + i], factors[p], keys)
+                frag.store_f32x4_if(target_at + lines[p * 4 + i], tile[p * 4 + i], live)
         square = frag.sum_lanes([square], (16, 8))[0]
         if lane == 0:
-            ins.shared_store_f32(squares_at + (t * WARPS + warp) * 4, square)
-        if cutlass.const_expr(mode == DECODE):
-            tile = ahead
+            ins.shared_store_f32(squares_at + (t * warps + warp) * 4, square)
+        if cutlass.const_expr(mode == DECODE and t + 1 < steps):
+            if cutlass.const_expr(is_ahead):
+                tile = ahead
+            else:
+                tile = [frag.load_f32x4(source_at[t + 1] + line) for line in lines]
 
     # Sums of squares to all blocks of the head; past the first barrier they all hold their windows, which may change.
     cute.arch.sync_threads()
-    if cutlass.const_expr(split > 1):
+    if cutlass.const_expr(split > 1 and not is_lean):
         cute.arch.cluster_wait()
     if tid < steps * split:
         owner, peer = tid // split, tid % split
         total = Float32(0.0)
-        for w in cutlass.range_constexpr(WARPS):
-            total = total + ins.shared_load_f32(squares_at + (owner * WARPS + w) * 4)
+        for w in cutlass.range_constexpr(warps):
+            total = total + ins.shared_load_f32(squares_at + (owner * warps + w) * 4)
         there = ins.cluster_address(blocks_at + (owner * split + rank) * 4, peer)
         frag.store_remote_f32(there, total)
     if cutlass.const_expr(split > 1):
         cute.arch.cluster_arrive()
     else:
         cute.arch.sync_threads()
-    for i in cutlass.range_constexpr(rounds):
-        t = cutlass.min(owners[i], steps - 1)
-        is_mine = Int32((2 * owners[i] + part) % split == rank) * Int32(owners[i] < steps) * frag.pick(lives, t)
-        home_at = window_at + Int64(frag.pick(homes, t)) * slot_bytes + Int64(channel) * 2
-        _renew(home_at, entry_bytes, both[i], t, is_mine, mode)
-    for i in cutlass.range_constexpr(value_rounds):
-        t = items[i] // value_lanes
-        is_mine = Int32(places[i] < steps * value_lanes) * frag.pick(lives, t)
-        home_at = window_at + Int64(frag.pick(homes, t)) * slot_bytes + Int64(2 * width + channels[i]) * 2
-        _renew(home_at, entry_bytes, singles[i], t, is_mine, mode)
+    if cutlass.const_expr(not is_lean):
+        for i in cutlass.range_constexpr(rounds):
+            is_mine = Int32((2 * owners[i] + part) % split == rank) * Int32(owners[i] < steps) * lives[0]
+            home_at = window_at + Int64(homes[0]) * slot_bytes + Int64(channel) * 2
+            _renew(home_at, entry_bytes, both[i], owner_steps[i], is_mine, mode)
+        for i in cutlass.range_constexpr(value_rounds):
+            is_mine = Int32(places[i] < value_lanes) * lives[0]
+            home_at = window_at + Int64(homes[0]) * slot_bytes + Int64(2 * width + channels[i]) * 2
+            _renew(home_at, entry_bytes, singles[i], value_steps[i], is_mine, mode)
     if cutlass.const_expr(split > 1):
         cute.arch.cluster_wait()
 
@@ -304,7 +370,7 @@ def _kda(
         high = high * frag.sigmoid(ins.high_half(gates[i]))
         word = frag.mask_word(ins.pack_halves(low, high), frag.pick(lives, t))
         out_at = ins.byte_address(out) + Int64(pair_rows[i]) * out.stride[0] * 2
-        is_mine = Int32(tid + i * THREADS < final_pairs) * frag.pick(insides, t)
+        is_mine = Int32(tid + i * threads < final_pairs) * frag.pick(insides, t)
         frag.store_word_if(out_at + Int64(head * DIM + pair_columns[i]) * 2, word, is_mine)
     if tid + rank + head + group == 0:
         ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
@@ -370,26 +436,11 @@ def _decay(shifted: Float32, rate: Float32, lower_bound: Float32, has_bound: boo
     return frag.exp2(-rate * softplus)
 
 
-def _decayed(tile: list[Quad], decays: list[Quad]) -> list[Quad]:
-    return [
-        tuple(s * a for s, a in zip(values, decays[i % 4], strict=True))  # type: ignore[misc]
-        for i, values in enumerate(tile)
-    ]
+def _decayed(values: Quad, decays: Quad) -> Quad:
+    return tuple(s * a for s, a in zip(values, decays, strict=True))  # type: ignore[return-value]
 
 
-def _dots(tile: list[Quad], keys: list[Quad], queries: list[Quad]) -> list[Float32]:
-    """This lane's part of S k and S q for each pass, and of k q at the end."""
-    flat_keys = [k for quad in keys for k in quad]
-    flat_queries = [q for quad in queries for q in quad]
-    sums = []
-    for p in range(len(tile) // 4):
-        values = [s for quad in tile[4 * p : 4 * p + 4] for s in quad]
-        for others in (flat_keys, flat_queries):
-            sums.append(_dot(values, others))
-    return [*sums, _dot(flat_keys, flat_queries)]
-
-
-def _dot(left: list[Float32], right: list[Float32]) -> Float32:
+def _dot(left: Quad, right: Quad) -> Float32:
     total = left[0] * right[0]
     for x, y in zip(left[1:], right[1:], strict=True):
         total = total + x * y
@@ -419,24 +470,29 @@ def _launch(
     stream: Any,
     split: cutlass.Constexpr,
     steps: cutlass.Constexpr,
+    threads: cutlass.Constexpr,
+    is_ahead: cutlass.Constexpr,
+    blocks: cutlass.Constexpr,
     mode: cutlass.Constexpr,
     has_bound: cutlass.Constexpr,
 ):
     groups = (packed.shape[0] + steps - 1) // steps
     _kda(
         packed, conv_weight, decay_weight, a_log, dt_bias, norm_weight, conv_state, state, slots, accepted, out,
-        launches, lower_bound, eps, split, steps, mode, has_bound,
+        launches, lower_bound, eps, split, steps, threads, is_ahead, mode, has_bound,
     ).launch(
         grid=(split, a_log.shape[0], groups),
-        block=(THREADS, 1, 1),
+        block=(threads, 1, 1),
         cluster=(split, 1, 1),
+        min_blocks_per_mp=blocks,
+        preferred_smem_carveout=100,
         stream=stream,
         use_pdl=True,
     )  # fmt: skip
 
 
 @cache
-def _compile(split: int, steps: int, mode: int, has_bound: bool) -> Callable[..., None]:
+def _compile(form: Form) -> Callable[..., None]:
     """The launch for one split and step count; heads, batch, slots and strides stay symbolic."""
     tokens, heads, width = cute.sym_int32(), cute.sym_int32(), cute.sym_int32(divisibility=DIM)
     slots_count, requests, columns = cute.sym_int32(), cute.sym_int32(), cute.sym_int32()
@@ -462,7 +518,7 @@ def _compile(split: int, steps: int, mode: int, has_bound: bool) -> Callable[...
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     compiled: Callable[..., None] = cute.compile(
         _launch, packed, conv_weight, decay_weight, a_log, dt_bias, norm_weight, conv_state, state, slots, accepted,
-        out, launches, Float32(-5.0), Float32(1e-5), stream, split, steps, mode, has_bound,
+        out, launches, Float32(-5.0), Float32(1e-5), stream, *form,
         options="--enable-tvm-ffi",
     )  # fmt: skip
     return compiled
@@ -470,13 +526,13 @@ def _compile(split: int, steps: int, mode: int, has_bound: bool) -> Callable[...
 
 def form_of(requests: int, rows: int, heads: int, has_bound: bool, has_accepted: bool) -> Form:
     """How a step is spread: blocks a head, and requests (rows in verify) a block walks over."""
-    if rows > 1:
-        return (8 if requests * heads <= 48 else 4, rows, VERIFY_ACCEPTED if has_accepted else VERIFY, has_bound)
     tiles = requests * heads
-    steps = 1
-    while steps < 8 and tiles // (2 * steps) >= 96 and 2 * steps <= requests:
-        steps *= 2
-    return (8 if tiles <= 48 else 4, steps, DECODE, has_bound)
+    if rows > 1:
+        mode = VERIFY_ACCEPTED if has_accepted else VERIFY
+        return Form(8 if tiles <= 24 else 4, rows, 128, False, 3, mode, has_bound)
+    if tiles <= 96:
+        return Form(8 if tiles <= 12 else 4 if tiles <= 48 else 2, 1, 128, False, 3, DECODE, has_bound)
+    return Form(2, min(MAX_ROWS, max(1, tiles // 96)), 128, False, 3, DECODE, has_bound)
 
 
 def kda_step(
@@ -506,11 +562,17 @@ def kda_step(
     if not 1 <= rows <= MAX_ROWS or requests * rows != packed.shape[0]:
         raise ValueError(f"kda_step: {rows} rows of {requests} requests for {packed.shape[0]} packed rows; 1 to 8 run")
     chosen = form or form_of(requests, rows, a_log.shape[0], lower_bound is not None, accepted is not None)
-    _compile(*chosen)(
+    _compile(chosen)(
         packed, conv_weight, decay_weight, a_log, dt_bias, norm_weight, conv_state, state, slots,
         slots[:, 0] if accepted is None else accepted, out, launches,
         0.0 if lower_bound is None else lower_bound, eps,
     )  # fmt: skip
+
+
+def _name(form: Form) -> str:
+    mode = ("decode", "verify", "accepted")[form.mode]
+    size = f"c{form.split}_t{form.steps}_{form.threads}{'_ahead' if form.is_ahead else ''}_b{form.blocks}"
+    return f"kda_step_{size}_{mode}{'' if form.has_bound else '_softplus'}"
 
 
 def variants() -> tuple[Variant, ...]:
@@ -520,20 +582,23 @@ def variants() -> tuple[Variant, ...]:
         ("dt_bias", "weight"), ("norm_weight", "weight"), ("conv_state", "state"), ("state", "state"),
         ("slots", "index"), ("accepted", "index"), ("out", "output"), ("launches", "workspace"),
     )  # fmt: skip
-    forms: list[Form] = [(8, 1, DECODE, True)]
-    forms += [(4, steps, DECODE, True) for steps in (1, 2, 4, 8)]
-    forms += [(split, rows, VERIFY_ACCEPTED, True) for split in (8, 4) for rows in range(2, MAX_ROWS + 1)]
-    forms += [(8, 1, DECODE, False), (4, 8, DECODE, False), (8, 2, VERIFY, True)]
+    forms = [Form(split, 1, 128, False, 3, DECODE, True) for split in (8, 4, 2)]
+    forms += [Form(2, steps, 128, False, 3, DECODE, True) for steps in range(2, MAX_ROWS + 1)]
+    forms += [
+        Form(split, rows, 128, False, 3, VERIFY_ACCEPTED, True) for split in (8, 4) for rows in range(2, MAX_ROWS + 1)
+    ]
+    forms += [Form(8, 1, 128, False, 3, DECODE, False), Form(2, 8, 128, False, 3, DECODE, False)]
+    forms += [Form(8, 2, 128, False, 3, VERIFY, True)]
     return tuple(
         Variant(
             op="kda_step",
-            name=f"kda_step_c{form[0]}_t{form[1]}_{('decode', 'verify', 'accepted')[form[2]]}{'' if form[3] else '_softplus'}",
+            name=_name(form),
             architectures=DISPATCHED + COMPILED,
-            compile=lambda form=form: _compile(*form),  # type: ignore[misc]
+            compile=lambda form=form: _compile(form),  # type: ignore[misc]
             parameters=roles,
             source="cute/kda_step.py",
-            is_smoke=form == (8, 1, DECODE, True),
-            max_cluster=form[0],
+            is_smoke=form == (8, 1, 128, False, 3, DECODE, True),
+            max_cluster=form.split,
         )
         for form in forms
     )

@@ -4,11 +4,11 @@ Scope: sm_90a (run), sm_100a and sm_103a (compiled). Any head count, rows 1 to 8
 64-token pages, contexts to 2^31 tokens over pages anywhere (addresses are 64-bit). Refused: other page sizes or dtypes,
 heads that are not contiguous in `query`.
 
-Layout: one block works on 16 (row, head) pairs of one request and on one split of its context; its 8 warps share tiles of
-32 tokens, loaded row by row by the copy engine into three stages. Scores: warp w multiplies 8 tokens with one half of the
+Layout: one block works on 16 (row, head) pairs of one request and on one split of its context; four warps have
+the copy engine load tiles of 32 tokens row by row into three stages, and 8 warps share each tile. Scores: warp w multiplies 8 tokens with one half of the
 576 columns (queries stay in registers); softmax: 2 pairs a warp, a token a lane; values: 64 of 512 columns a warp.
 `query` [B,H,576] bf16 (token stride free), `cache` [pages,64,576] (page stride free), `block_table` int32 [R,max_pages],
-`lengths` int32 [R] are read after the wait. Written in full: `partial` [S,B,H,512] bf16 and `partial_lse` [S,B,H] fp32,
+`lengths` int32 [R] are read after the wait. Written: `partial` [S,B,H,512] bf16 and `partial_lse` [S,B,H] fp32,
 which `mla_value` merges; with one split these are `out` and `lse` of the op's contract. With more, `mla_attend` merges them
 in a second kernel when the caller gives the workspace.
 
@@ -49,6 +49,11 @@ TILE = 32
 STAGES = 3
 WARPS = 8
 THREADS = 32 * WARPS
+"""Threads that compute; the loading warps come after them."""
+LOADERS = 4
+"""Warps that load: a warp issues its lanes' bulk copies one after another, so each takes a quarter of a tile's tokens."""
+LOADER_TOKENS = TILE // LOADERS
+COMPUTE_BARRIER = 1
 PAIRS = 16
 """(row, head) pairs of a block: the rows of an mma tile."""
 PITCH = ROW * 2 + 16
@@ -91,11 +96,12 @@ def _attend(
     scores_at = stages_at + STAGES * stage_bytes + (TILE * PITCH if is_fp8 else 0)
     probabilities_at = scores_at + 2 * PAIRS * SCORE_PITCH * 4
     rescale_at = probabilities_at + PAIRS * PROBABILITY_PITCH
-    barriers = cute.arch.alloc_smem(Int64, STAGES, 8)
+    barriers = cute.arch.alloc_smem(Int64, 2 * STAGES, 8)
     barriers_at = barriers.toint()
     if tid == 0:
         for i in cutlass.range_constexpr(STAGES):
-            cute.arch.mbarrier_init(barriers + i, 1)
+            cute.arch.mbarrier_init(barriers + i, LOADERS)
+            cute.arch.mbarrier_init(barriers + STAGES + i, WARPS)
         cute.arch.mbarrier_init_fence()
     cute.arch.griddepcontrol_launch_dependents()
     cute.arch.sync_threads()
@@ -113,31 +119,25 @@ def _attend(
     token_bytes = Int64(cache.stride[1]) * element
     row_pitch = FP8_PITCH if cutlass.const_expr(is_fp8) else PITCH
     lane_at = stages_at + lane * row_pitch
-    for i in cutlass.range_constexpr(2):
-        page = ins.load_activation_word(table_at + Int64(_page_place(first + i, end)) * 4)
-        from_at = cache_at + Int64(page) * page_bytes
-        _fetch(from_at, token_bytes, lane_at + i * stage_bytes, barriers_at + i * 8, first + i, end, length, tid, element)
-    next_page = ins.load_activation_word(table_at + Int64(_page_place(first + 2, end)) * 4)
 
-    # Queries by way of shared memory (the third stage, or the fp8 path's work tile) into registers.
-    query_at = ins.byte_address(query)
-    query_bytes = Int64(query.stride[0]) * 2
-    for i in cutlass.range_constexpr((PAIRS * ROW * 2 // 16 + THREADS - 1) // THREADS):
-        piece = cutlass.min(tid + i * THREADS, PAIRS * ROW * 2 // 16 - 1)
-        own, part = piece // (ROW * 2 // 16), piece % (ROW * 2 // 16)
-        pair = cutlass.min(first_pair + own, pairs - 1)
-        from_at = query_at + Int64(request * rows + pair // heads) * query_bytes
-        ins.copy_async(work_at + own * PITCH + part * 16, from_at + Int64(pair % heads * (ROW * 2) + part * 16))
-    cute.arch.cp_async_commit_group()
-    cute.arch.cp_async_wait_group(0)
-    cute.arch.sync_threads()
-    half, token_group = warp // 4, warp % 4
+    # Queries by way of shared memory (the third stage, or the fp8 path's work tile) into registers; their readers free
+    # that stage for the first time.
+    half, token_group = warp // 4 % 2, warp % 4
     half_bytes = half * (ROW // 2 * 2)
-    queries_at = work_at + lane % 16 * PITCH + lane // 16 * 16 + half_bytes
-    queries = [ins.load_matrix(queries_at + k * 32) for k in range(HALF_STEPS)]
-    cute.arch.fence_proxy("async.shared", space="cta")
-    if cutlass.const_expr(is_fp8):
-        cute.arch.sync_threads()
+    queries = [(Int32(0), Int32(0), Int32(0), Int32(0)) for _ in range(HALF_STEPS)]
+    if warp < WARPS:
+        _stage_queries(query, work_at, request * rows, first_pair, pairs, heads, tid)
+        cute.arch.cp_async_commit_group()
+        cute.arch.cp_async_wait_group(0)
+        cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=THREADS)
+        queries_at = work_at + lane % 16 * PITCH + lane // 16 * 16 + half_bytes
+        queries = [ins.load_matrix(queries_at + k * 32) for k in range(HALF_STEPS)]
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.sync_warp()
+        if lane == 0:
+            cute.arch.mbarrier_arrive(barriers + (2 * STAGES - 1))
+        if cutlass.const_expr(is_fp8):
+            cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=THREADS)
 
     # What a softmax lane knows of its two pairs: the last token each may see.
     own_pairs = [first_pair + warp * 2 + i for i in range(2)]
@@ -150,117 +150,128 @@ def _attend(
     keys_lane = (token_group * 8 + lane % 8) * PITCH + half_bytes + lane // 8 * 16
     values_lane = lane % 16 * PITCH + warp * 128 + lane // 16 * 16
     for tile in cutlass.range(first, end):
-        cute.arch.mbarrier_wait(barriers + stage, phase)
         valid = length - tile * TILE
-        keys_at = stages_at + stage * stage_bytes
-        if cutlass.const_expr(is_fp8):
-            _widen(stages_at + stage * stage_bytes, work_at, valid, tid)
-            keys_at = work_at
-            cute.arch.sync_threads()
+        stage_at = stages_at + stage * stage_bytes
+        if warp >= WARPS:
+            # Loaders run ahead until they wait for a stage. The third was first freed by the readers of queries.
+            page = ins.load_activation_word(table_at + Int64(tile // (PAGE_SIZE // TILE)) * 4)
+            own_token = (warp - WARPS) * LOADER_TOKENS + lane
+            from_at = cache_at + Int64(page) * page_bytes
+            from_at = from_at + Int64(tile % (PAGE_SIZE // TILE) * TILE + own_token) * token_bytes
+            cute.arch.mbarrier_wait(barriers + (STAGES + stage), phase if stage == STAGES - 1 else 1 - phase)
+            taken = cutlass.max(cutlass.min(valid - (warp - WARPS) * LOADER_TOKENS, LOADER_TOKENS), 0)
+            frag.expect_bytes_if(barriers_at + stage * 8, taken * (ROW * element), Int32(lane == 0))
+            cute.arch.sync_warp()
+            to = stage_at + own_token * row_pitch
+            frag.bulk_load_if(to, from_at, Int32(ROW * element), barriers_at + stage * 8, Int32(lane < taken))
         else:
-            if valid < TILE:
-                for i in cutlass.range_constexpr((TILE * ROW * 2 // 16 + THREADS - 1) // THREADS):
-                    piece = tid + i * THREADS
-                    token = piece // (ROW * 2 // 16)
-                    if token >= valid and token < TILE:
-                        spot = keys_at + token * PITCH + piece % (ROW * 2 // 16) * 16
-                        ins.shared_store(spot, (Int32(0), Int32(0), Int32(0), Int32(0)))
-                cute.arch.sync_threads()
+            cute.arch.mbarrier_wait(barriers + stage, phase)
+            keys_at = stage_at
+            if cutlass.const_expr(is_fp8):
+                keys_at = work_at
+                _widen(stage_at, work_at, valid, tid)
+                cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=THREADS)
+                if lane == 0:
+                    cute.arch.mbarrier_arrive(barriers + (STAGES + stage))
+            else:
+                if valid < TILE:
+                    for i in cutlass.range_constexpr((TILE * ROW * 2 // 16 + THREADS - 1) // THREADS):
+                        piece = tid + i * THREADS
+                        token = piece // (ROW * 2 // 16)
+                        if token >= valid and token < TILE:
+                            hole = keys_at + token * PITCH + piece % (ROW * 2 // 16) * 16
+                            ins.shared_store(hole, (Int32(0), Int32(0), Int32(0), Int32(0)))
+                    cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=THREADS)
 
-        scores = _scores(queries, keys_at + keys_lane)
-        spot = scores_at + ((half * PAIRS + quad) * SCORE_PITCH + token_group * 8 + quarter * 2) * 4
-        frag.shared_store_f32x2(spot, scores[0], scores[1])
-        frag.shared_store_f32x2(spot + 8 * SCORE_PITCH * 4, scores[2], scores[3])
-        cute.arch.sync_threads()
+            scores = _scores(queries, keys_at + keys_lane)
+            spot = scores_at + ((half * PAIRS + quad) * SCORE_PITCH + token_group * 8 + quarter * 2) * 4
+            frag.shared_store_f32x2(spot, scores[0], scores[1])
+            frag.shared_store_f32x2(spot + 8 * SCORE_PITCH * 4, scores[2], scores[3])
+            cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=THREADS)
 
-        # The stage of the tile before this one is free: fetch two tiles ahead.
-        free = (stage + 2) % STAGES
-        ahead_at = cache_at + Int64(next_page) * page_bytes
-        barrier_at = barriers_at + free * 8
-        _fetch(ahead_at, token_bytes, lane_at + free * stage_bytes, barrier_at, tile + 2, end, length, tid, element)
-        next_page = ins.load_activation_word(table_at + Int64(_page_place(tile + 3, end)) * 4)
-
-        token = tile * TILE + lane
-        new_peaks, new_totals = [], []
-        for i in cutlass.range_constexpr(2):
-            own = warp * 2 + i
-            spot = scores_at + (own * SCORE_PITCH + lane) * 4
-            score = ins.shared_load_f32(spot) + ins.shared_load_f32(spot + PAIRS * SCORE_PITCH * 4)
-            score = frag.choose_f32(Int32(token <= limits[i]), score * score_scale, Float32(-Float32.inf))
-            peak = cute.arch.fmax(peaks[i], frag.max_lanes(score))
-            shift = frag.choose_f32(Int32(peak > -Float32.inf), peak, Float32(0.0))
-            probability = frag.exp2(score - shift)
-            rescale = frag.exp2(peaks[i] - shift)
-            new_peaks.append(peak)
-            new_totals.append(totals[i] * rescale + probability)
-            frag.shared_store_bf16(probabilities_at + own * PROBABILITY_PITCH + lane * 2, probability)
+            visible = [Int32(tile * TILE + lane <= limit) for limit in limits]
+            score_lane = scores_at + (warp * 2 * SCORE_PITCH + lane) * 4
+            shares, rescales, peaks = _softmax(score_lane, visible, peaks, score_scale)
+            totals = [total * rescale + share for total, rescale, share in zip(totals, rescales, shares, strict=True)]
+            share_lane = probabilities_at + warp * 2 * PROBABILITY_PITCH + lane * 2
+            frag.shared_store_bf16(share_lane, shares[0])
+            frag.shared_store_bf16(share_lane + PROBABILITY_PITCH, shares[1])
             if lane == 0:
-                ins.shared_store_f32(rescale_at + own * 4, rescale)
-        peaks, totals = new_peaks, new_totals
-        cute.arch.sync_threads()
+                frag.shared_store_f32x2(rescale_at + warp * 8, rescales[0], rescales[1])
+            cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=THREADS)
 
-        low, high = ins.shared_load_f32(rescale_at + quad * 4), ins.shared_load_f32(rescale_at + (quad + 8) * 4)
-        weights_lane = probabilities_at + lane % 16 * PROBABILITY_PITCH + lane // 16 * 16
-        weights = [ins.load_matrix(weights_lane + k * 32) for k in range(TILE // 16)]
-        mixed = _mixed(mixed, low, high, weights, keys_at + values_lane)
-        if cutlass.const_expr(is_fp8):
-            cute.arch.sync_threads()
+            low, high = ins.shared_load_f32(rescale_at + quad * 4), ins.shared_load_f32(rescale_at + (quad + 8) * 4)
+            weights_lane = probabilities_at + lane % 16 * PROBABILITY_PITCH + lane // 16 * 16
+            weights = [ins.load_matrix(weights_lane + k * 32) for k in range(TILE // 16)]
+            mixed = _mixed(mixed, low, high, weights, keys_at + values_lane)
+            if cutlass.const_expr(is_fp8):
+                cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=THREADS)
+            else:
+                cute.arch.sync_warp()
+                if lane == 0:
+                    cute.arch.mbarrier_arrive(barriers + (STAGES + stage))
         stage = stage + 1
         if stage == STAGES:
             stage = Int32(0)
             phase = 1 - phase
 
-    sums = frag.sum_lanes(totals, (16, 8, 4, 2, 1))
-    token_at = Int64(request * rows)
-    lse_at = ins.byte_address(partial_lse) + Int64(split) * partial_lse.stride[0] * 4
-    cute.arch.sync_threads()
-    for i in cutlass.range_constexpr(2):
-        if lane == 0:
-            ins.shared_store_f32(
-                rescale_at + (warp * 2 + i) * 4,
-                frag.keep_if(frag.reciprocal(sums[i]) * value_scale, Int32(sums[i] > 0.0)),
-            )
-            if own_pairs[i] < pairs:
-                place = (token_at + Int64(own_pairs[i] // heads)) * partial_lse.stride[1]
-                place = place + Int64(own_pairs[i] % heads)
-                frag.store_f32(lse_at + place * 4, (peaks[i] + frag.log2(sums[i])) * frag.LN2)
-    cute.arch.sync_threads()
-    partial_at = ins.byte_address(partial) + Int64(split) * partial.stride[0] * 2
-    for i in cutlass.range_constexpr(2):
-        pair = first_pair + quad + 8 * i
-        scale = ins.shared_load_f32(rescale_at + (quad + 8 * i) * 4)
-        to = partial_at + (token_at + Int64(pair // heads)) * partial.stride[1] * 2
-        to = to + Int64(pair % heads * (LATENT * 2) + warp * 128 + quarter * 4)
-        for n in cutlass.range_constexpr(8):
-            word = ins.pack_halves(mixed[n][2 * i] * scale, mixed[n][2 * i + 1] * scale)
-            frag.store_word_if(to + n * 16, word, Int32(pair < pairs))
+    if warp < WARPS:
+        sums = frag.sum_lanes(totals, (16, 8, 4, 2, 1))
+        token_at = Int64(request * rows)
+        lse_at = ins.byte_address(partial_lse) + Int64(split) * partial_lse.stride[0] * 4
+        cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=THREADS)
+        for i in cutlass.range_constexpr(2):
+            if lane == 0:
+                share = frag.keep_if(frag.reciprocal(sums[i]) * value_scale, Int32(sums[i] > 0.0))
+                ins.shared_store_f32(rescale_at + (warp * 2 + i) * 4, share)
+                if own_pairs[i] < pairs:
+                    place = (token_at + Int64(own_pairs[i] // heads)) * partial_lse.stride[1]
+                    place = place + Int64(own_pairs[i] % heads)
+                    frag.store_f32(lse_at + place * 4, (peaks[i] + frag.log2(sums[i])) * frag.LN2)
+        cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=THREADS)
+        # An empty one of several splits leaves its latent as it was: lse -inf gives it weight 0.
+        if first < end or splits == 1:
+            partial_at = ins.byte_address(partial) + Int64(split) * partial.stride[0] * 2
+            for i in cutlass.range_constexpr(2):
+                pair = first_pair + quad + 8 * i
+                scale = ins.shared_load_f32(rescale_at + (quad + 8 * i) * 4)
+                to_row = partial_at + (token_at + Int64(pair // heads)) * partial.stride[1] * 2
+                to_row = to_row + Int64(pair % heads * (LATENT * 2) + warp * 128 + quarter * 4)
+                for n in cutlass.range_constexpr(8):
+                    word = ins.pack_halves(mixed[n][2 * i] * scale, mixed[n][2 * i + 1] * scale)
+                    frag.store_word_if(to_row + n * 16, word, Int32(pair < pairs))
     if tid + pair_tile + split + request == 0:
         ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
 
 
-def _page_place(tile: Int32, end: Int32) -> Int32:
-    """Index in the block table of a tile's page; the last tile's past the end."""
-    return cutlass.max(cutlass.min(tile, end - 1), 0) // (PAGE_SIZE // TILE)
-
-
-def _fetch(
-    page_at: Int64,
-    token_bytes: Int64,
-    lane_at: Int32,
-    barrier_at: Int32,
-    tile: Int32,
-    end: Int32,
-    length: Int32,
-    tid: Int32,
-    element: int,
+def _stage_queries(
+    query: cute.Tensor, to: Int32, first_token: Int32, first_pair: Int32, pairs: Int32, heads: Int32, tid: Int32
 ) -> None:
-    """Warp 0 starts the copies of a tile, a token a lane; nothing past the split's end or the request's length."""
-    valid = cutlass.min(length - tile * TILE, TILE)
-    is_loader = Int32(tid < 32) * Int32(tile < end)
-    frag.expect_bytes_if(barrier_at, valid * (ROW * element), is_loader * Int32(tid == 0))
-    cute.arch.sync_warp()
-    from_at = page_at + Int64(tile % (PAGE_SIZE // TILE) * TILE + tid % 32) * token_bytes
-    frag.bulk_load_if(lane_at, from_at, Int32(ROW * element), barrier_at, is_loader * Int32(tid < valid))
+    """Copies of 16 queries on their way to shared memory; pairs past the end repeat the last."""
+    pieces = PAIRS * ROW * 2 // 16
+    query_at, query_bytes = ins.byte_address(query), Int64(query.stride[0]) * 2
+    for i in range((pieces + THREADS - 1) // THREADS):
+        piece = cutlass.min(tid + i * THREADS, pieces - 1)
+        own, part = piece // (ROW * 2 // 16), piece % (ROW * 2 // 16)
+        pair = cutlass.min(first_pair + own, pairs - 1)
+        from_at = query_at + Int64(first_token + pair // heads) * query_bytes
+        ins.copy_async(to + own * PITCH + part * 16, from_at + Int64(pair % heads * (ROW * 2) + part * 16))
+
+
+def _softmax(
+    score_lane: Int32, visible: list[Int32], peaks: list[Float32], score_scale: Float32
+) -> tuple[list[Float32], list[Float32], list[Float32]]:
+    """Of two pairs and this lane's token: probabilities, factors of what came before, new peaks (base 2)."""
+    parts = [ins.shared_load_f32(score_lane + offset * SCORE_PITCH * 4) for offset in (0, PAIRS, 1, PAIRS + 1)]
+    raw = [(parts[0] + parts[1]) * score_scale, (parts[2] + parts[3]) * score_scale]
+    hidden = Float32(-Float32.inf)
+    scores = [frag.choose_f32(is_seen, score, hidden) for is_seen, score in zip(visible, raw, strict=True)]
+    tops = frag.max_lanes(scores)
+    new = [cute.arch.fmax(peak, top) for peak, top in zip(peaks, tops, strict=True)]
+    shifts = [frag.choose_f32(Int32(peak > hidden), peak, Float32(0.0)) for peak in new]
+    shares = [frag.exp2(score - shift) for score, shift in zip(scores, shifts, strict=True)]
+    rescales = [frag.exp2(peak - shift) for peak, shift in zip(peaks, shifts, strict=True)]
+    return shares, rescales, new
 
 
 def _widen(from_at: Int32, to: Int32, valid: Int32, tid: Int32) -> None:
@@ -325,7 +336,7 @@ def _launch(
         query, cache, block_table, lengths, partial, partial_lse, launches, rows, score_scale, value_scale, is_fp8
     ).launch(
         grid=(pair_tiles, partial.shape[0], lengths.shape[0]),
-        block=(THREADS, 1, 1),
+        block=(THREADS + 32 * LOADERS, 1, 1),
         smem=_shared_bytes(is_fp8),
         stream=stream,
         use_pdl=True,
