@@ -1,0 +1,296 @@
+"""One op in one cell: stock and candidate on the same inputs, the oracle beside them.
+
+Everything comes out as rows, unjudged; which rows there are is said where they are kept
+(`stages/kernels/sampling.py`). Regime `reused` is the first regime's with other inputs in the same buffers,
+so that results kept by address show; `graph0` to `graph2` are replays of a captured CUDA graph with changed
+inputs.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from harness.domain.cell import Cell
+from harness.domain.pack import OpContract, OpParameter, Pack
+from harness.domain.record import Scalar
+from harness.measure.tensors import (
+    Guarded,
+    exact_mismatches,
+    guard,
+    operations_of,
+    poison,
+    same_bits,
+    shared_operations,
+    token_errors,
+    unwritten,
+)
+
+__all__ = [
+    "LAUNCH_SLOTS",
+    "Pair",
+    "Result",
+    "Row",
+    "Rows",
+    "Trial",
+    "error_rows",
+    "exact_rows",
+    "touch_rows",
+    "try_regime",
+    "without_gradients",
+]
+
+LAUNCH_SLOTS = 16
+"""Length of the counters that optimised ops add to."""
+REUSE_SHIFT, GRAPH_SHIFT = 1000, 2000
+"""Offsets of seeds, so that inputs differ from every regime's."""
+GRAPH_REPLAYS = 3
+Row = tuple[Scalar, ...]
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows by table, in the order in which they were seen."""
+
+    tables: dict[str, list[Row]] = field(default_factory=dict)
+
+    def add(self, table: str, *row: Scalar) -> None:
+        """One row more."""
+        self.tables.setdefault(table, []).append(row)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One op in one cell on one device."""
+
+    pack: Pack
+    contract: OpContract
+    cell: Cell
+    model: str
+    implementation: str
+    seed: int
+    device: str
+
+    @property
+    def op(self) -> str:
+        """The op's name."""
+        return self.contract.name
+
+    def of_role(self, *roles: str) -> tuple[OpParameter, ...]:
+        """Parameters of these roles, in order."""
+        return tuple(p for p in self.contract.parameters if p.role in roles)
+
+    def arguments(self, regime: str, shift: int) -> dict[str, Any]:
+        """Fresh arguments; equal shifts give equal values."""
+        return self.pack.make_args(self.op, self.cell, regime, self.seed + shift, self.device, self.model)
+
+    def settle(self) -> None:
+        """Wait for the device, so that a fault shows where it was made."""
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+
+
+@dataclass(slots=True)
+class Result:
+    """One arm after its run."""
+
+    guarded: Guarded
+    launches: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Both arms on one set of inputs, and the truth."""
+
+    args: dict[str, Any]
+    truth: Mapping[str, Any]
+    touched: Mapping[str, Any]
+    """Masks of what a call may change, for state."""
+    stock: Result
+    optimised: Result
+
+
+def try_regime(trial: Trial, regime: str, number: int, rows: Rows) -> Pair:
+    """Both arms on one regime's inputs; in the first (number 0) also the repeats, replays and operations."""
+    pair = _run_pair(trial, trial.arguments(regime, number))
+    _record(trial, regime, pair, rows)
+    if number == 0:
+        _record_repeats(trial, pair, rows)
+        _record_operations(trial, pair.args, rows)
+        _record_reuse(trial, regime, pair, rows)
+        if trial.device != "cpu":
+            _record_graph(trial, regime, pair.args, rows)
+    return pair
+
+
+def without_gradients() -> AbstractContextManager[object]:
+    """No op under test needs a backward pass."""
+    return torch.no_grad()
+
+
+def error_rows(trial: Trial, regime: str, pair: Pair, optimised: dict[str, Any]) -> Iterator[Row]:
+    """A row for each token of each inexact output, and for each touched row of inexact state."""
+    for parameter in trial.of_role("output", "state"):
+        want = pair.truth.get(parameter.name)
+        if parameter.is_exact or not isinstance(want, torch.Tensor):
+            continue
+        by_stock = pair.stock.guarded.args[parameter.name]
+        mask = pair.touched.get(parameter.name)
+        kept = _touched_tokens(mask, parameter.token_axis)
+        arms = [
+            token_errors(value, want, by_stock.dtype, parameter.token_axis, mask)
+            for value in (by_stock, optimised[parameter.name])
+        ]
+        for token, (a, b) in enumerate(zip(*arms, strict=True)):
+            if kept is None or kept[token]:
+                yield (
+                    regime, parameter.name, token, a.relative_l2, b.relative_l2, a.worst, b.worst, a.ulp,
+                )  # fmt: skip
+
+
+def exact_rows(
+    trial: Trial, regime: str, truth: Mapping[str, Any], optimised: dict[str, Any]
+) -> Iterator[Row]:
+    """A row for each output or state that must equal the oracle bit for bit."""
+    for parameter in trial.of_role("output", "state"):
+        want = truth.get(parameter.name)
+        if parameter.is_exact and isinstance(want, torch.Tensor):
+            got = optimised[parameter.name]
+            yield regime, parameter.name, got.numel(), exact_mismatches(got, want)
+
+
+def touch_rows(
+    trial: Trial, regime: str, arm: str, result: Result, touched: Mapping[str, Any]
+) -> Iterator[Row]:
+    """Changes outside of what the op may change, and output elements that no one wrote."""
+    allowed: dict[str, torch.Tensor | None] = {p.name: None for p in trial.of_role("output", "workspace")}
+    allowed |= {p.name: touched.get(p.name) for p in trial.of_role("state")}
+    for touch in result.guarded.changed(allowed):
+        yield regime, arm, touch.argument, touch.kind, touch.bytes_changed
+    for parameter in trial.of_role("output"):
+        value = result.guarded.args[parameter.name]
+        left = unwritten(value) if isinstance(value, torch.Tensor) else 0
+        if left:
+            yield regime, arm, parameter.name, "unwritten", left * value.element_size()
+
+
+def _run_pair(trial: Trial, args: dict[str, Any], optimised: Result | None = None) -> Pair:
+    """Oracle and both arms on the same inputs; a candidate that ran already is taken as it is."""
+    truth = trial.pack.oracle(trial.op, args)
+    stock = _run(trial, args, _stock_arm(trial))
+    optimised = optimised or _run(trial, args, _optimised_arm(trial))
+    return Pair(args, truth, trial.pack.touched(trial.op, args), stock, optimised)
+
+
+def _stock_arm(trial: Trial) -> Callable[[Result], None]:
+    return lambda result: trial.pack.run_stock(trial.op, result.guarded.args)
+
+
+def _optimised_arm(trial: Trial) -> Callable[[Result], None]:
+    pack, op, implementation = trial.pack, trial.op, trial.implementation
+    return lambda result: pack.run_optimised(op, implementation, result.guarded.args, result.launches)
+
+
+def _run(trial: Trial, args: dict[str, Any], arm: Callable[[Result], None]) -> Result:
+    """One arm on guarded copies with poisoned outputs."""
+    guarded = guard(args)
+    launches = torch.zeros(LAUNCH_SLOTS, dtype=torch.int32, device=trial.device)
+    _poison_outputs(trial, guarded)
+    result = Result(guarded, launches)
+    arm(result)
+    trial.settle()
+    return result
+
+
+def _poison_outputs(trial: Trial, guarded: Guarded) -> None:
+    for parameter in trial.of_role("output"):
+        if isinstance(guarded.args[parameter.name], torch.Tensor):
+            poison(guarded.args[parameter.name])
+    guarded.remember()
+
+
+def _record(trial: Trial, regime: str, pair: Pair, rows: Rows) -> None:
+    """Everything the judge needs of one pair of runs."""
+    optimised = pair.optimised.guarded.args
+    for row in error_rows(trial, regime, pair, optimised):
+        rows.add("errors", *row)
+    for row in exact_rows(trial, regime, pair.truth, optimised):
+        rows.add("exact", *row)
+    for arm, result in (("stock", pair.stock), ("optimised", pair.optimised)):
+        for row in touch_rows(trial, regime, arm, result, pair.touched):
+            rows.add("touches", *row)
+    place = trial.pack.launch_index(trial.op)
+    rows.add("launches", regime, int(pair.optimised.launches[place].item()))
+
+
+def _touched_tokens(mask: torch.Tensor | None, axis: int | None) -> list[bool] | None:
+    """Which tokens a mask touches at all; None where all count."""
+    if mask is None or axis is None or mask.ndim == 0:
+        return None
+    return [bool(m) for m in mask.movedim(axis, 0).reshape(mask.shape[axis], -1).any(-1).tolist()]
+
+
+def _record_repeats(trial: Trial, pair: Pair, rows: Rows) -> None:
+    """The candidate again on fresh copies: how many elements come out differently."""
+    second = _run(trial, pair.args, _optimised_arm(trial))
+    for parameter in trial.of_role("output", "state"):
+        one, two = pair.optimised.guarded.args[parameter.name], second.guarded.args[parameter.name]
+        if isinstance(one, torch.Tensor):
+            rows.add("repeats", parameter.name, one.numel(), same_bits(one, two))
+
+
+def _record_operations(trial: Trial, args: dict[str, Any], rows: Rows) -> None:
+    """Torch operations of both arms, and of stock counting launches as the candidate would: the control."""
+    recorded = {}
+    for arm, work in (("stock", _stock_arm(trial)), ("optimised", _optimised_arm(trial))):
+        result = Result(guard(args), torch.zeros(LAUNCH_SLOTS, dtype=torch.int32, device=trial.device))
+        recorded[arm] = operations_of(partial(work, result))
+    disguised = Result(guard(args), torch.zeros(LAUNCH_SLOTS, dtype=torch.int32, device=trial.device))
+
+    def disguise() -> None:
+        _stock_arm(trial)(disguised)
+        disguised.launches[trial.pack.launch_index(trial.op)] += 1
+
+    recorded["disguised"] = operations_of(disguise)
+    for arm, seen in recorded.items():
+        rows.add("operations", arm, len(seen), shared_operations(recorded["stock"], seen))
+
+
+def _record_reuse(trial: Trial, regime: str, pair: Pair, rows: Rows) -> None:
+    """Other inputs in the buffers of an earlier run: what was kept by address, or done once only, shows."""
+    weights = frozenset(p.name for p in trial.of_role("weight"))
+    fresh = trial.arguments(regime, REUSE_SHIFT) | {name: pair.args[name] for name in weights}
+    again = _run(trial, pair.args, _optimised_arm(trial))
+    again.guarded.refill(fresh, weights)
+    again.launches.zero_()
+    _poison_outputs(trial, again.guarded)
+    _optimised_arm(trial)(again)
+    trial.settle()
+    _record(trial, "reused", _run_pair(trial, fresh, again), rows)
+
+
+def _record_graph(trial: Trial, regime: str, args: dict[str, Any], rows: Rows) -> None:
+    """Capture one call, then replay it on inputs that were changed in place."""
+    guarded = guard(args)
+    launches = torch.zeros(LAUNCH_SLOTS, dtype=torch.int32, device=trial.device)
+    call = trial.pack.bind_optimised(trial.op, trial.implementation, guarded.args, launches)
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    weights = frozenset(p.name for p in trial.of_role("weight"))
+    for replay in range(GRAPH_REPLAYS):
+        fresh = trial.arguments(regime, GRAPH_SHIFT + replay) | {name: args[name] for name in weights}
+        guarded.refill(fresh, weights)
+        launches.zero_()
+        _poison_outputs(trial, guarded)
+        graph.replay()
+        trial.settle()
+        _record(trial, f"graph{replay}", _run_pair(trial, fresh, Result(guarded, launches)), rows)
