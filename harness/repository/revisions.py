@@ -9,7 +9,7 @@ from harness.domain.change import EMPTY_TREE
 from harness.domain.errors import InputError
 from harness.repository.git import GitFailed, run_git
 
-__all__ = ["Range", "object_folder", "repository_name", "resolve_range"]
+__all__ = ["Range", "object_folder", "past_changes", "repository_name", "resolve_range"]
 
 
 class Range(NamedTuple):
@@ -30,6 +30,19 @@ def resolve_range(repo: Path, base: str, head: str) -> Range:
     if base == EMPTY_TREE or _is_parent_of_root(repo, base, head, head_id):
         return Range(EMPTY_TREE, head_id)
     return Range(_merge_base(repo, _commit(repo, base), head_id), head_id)
+
+
+def past_changes(repo: Path, head: str, last: int) -> tuple[Range, ...]:
+    """The last first-parent steps up to `head`, newest first; the root commit starts from the empty tree."""
+    require_repository(repo)
+    steps = run_git(
+        ["rev-list", "--first-parent", "--parents", "-n", str(last), "--end-of-options", _commit(repo, head)],
+        folder=repo,
+    )
+    rows = [line.split() for line in steps.decode("ascii").splitlines()]
+    if is_shallow(repo):
+        rows = [row for row in rows if len(row) > 1]  # where the history was cut, a commit looks like a root
+    return tuple(Range(row[1] if len(row) > 1 else EMPTY_TREE, row[0]) for row in rows)
 
 
 def require_repository(repo: Path) -> None:
