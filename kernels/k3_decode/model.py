@@ -72,6 +72,10 @@ class StockModel:
         logits = functional.linear(x.float(), weights.head.float())
         return (yield from gather(logits, self._tp))
 
+    def constants(self) -> object:
+        """What it holds beside weights and caches: experts unpacked to bf16, if any."""
+        return self._unpacked
+
     def _attention(
         self, index: int, weights: KdaWeights | MlaWeights, x: torch.Tensor, work: StepInputs | PrefillChunk
     ) -> torch.Tensor:

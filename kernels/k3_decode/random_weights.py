@@ -20,6 +20,10 @@ __all__ = ["DrawnCheckpoint", "random_checkpoint", "slice_shapes", "synthetic_sl
 
 CODE_SCALE = 0.342
 """1 over the root mean square of an evenly drawn E2M1 value."""
+ROUTE_SIZE = 8.0
+"""Along a chosen expert's direction; sublayer outputs add about one."""
+ROUTER_GAIN = 0.3
+"""Puts the chosen experts' scores near 0.9 and the others' near 0.5."""
 
 
 def random_checkpoint(shapes: K3Shapes, seed: int) -> Checkpoint:
@@ -32,6 +36,7 @@ def random_checkpoint(shapes: K3Shapes, seed: int) -> Checkpoint:
             tensors[name], tensors[f"{name}_scale"] = quantise(full)
         elif spec.draw != "scales":
             tensors[name] = _drawn(spec, generator)
+    _plant_routes(tensors, shapes, generator)
     return Checkpoint(tensors, {})
 
 
@@ -84,6 +89,28 @@ def synthetic_slice(
     )
     drawn = DrawnCheckpoint(checkpoint_table(local), seed, device)
     return replace(shard(drawn, RankShapes(local, 1), 0, device), shapes=rank)
+
+
+def _plant_routes(tensors: dict[str, torch.Tensor], shapes: K3Shapes, generator: torch.Generator) -> None:
+    """Gives each token its experts, another set in each layer, far from ties.
+
+    A drawn router has near ties, where the rounding of bf16 picks another expert and two right
+    implementations part by whole units of logit. Here embeddings carry `ROUTE_SIZE` along the orthogonal
+    directions of `top_k` of the experts and nothing along the others', and each layer's router reads those
+    directions in an order of its own.
+    """
+    experts, vocab = shapes.experts, shapes.vocab
+    directions = torch.linalg.qr(torch.randn(shapes.hidden, experts, generator=generator)).Q.T
+    chosen = torch.rand(vocab, experts, generator=generator).argsort(1)[:, : shapes.top_k]
+    size = ROUTE_SIZE * (0.9 + 0.2 * torch.rand(vocab, shapes.top_k, generator=generator))
+    embedding = tensors["model.embed_tokens.weight"].float()
+    embedding = embedding - embedding @ directions.T @ directions
+    embedding += torch.zeros(vocab, experts).scatter_(1, chosen, size) @ directions
+    tensors["model.embed_tokens.weight"] = embedding.to(torch.bfloat16)
+    for layer in range(1, shapes.layers):
+        order = torch.randperm(experts, generator=generator)
+        name = f"model.layers.{layer}.block_sparse_moe.gate.weight"
+        tensors[name] = (ROUTER_GAIN * directions[order]).to(torch.bfloat16)
 
 
 def _drawn(spec: TensorSpec, generator: torch.Generator) -> torch.Tensor:

@@ -129,13 +129,14 @@ class Pool:
         drafts: int,
         kv_dtype: str,
         device: torch.device,
+        kept_prefixes: int = 0,
     ) -> None:
         self.drafts = drafts
         self.max_context = max_context
         self._device = device
         self._pages_per_request = -(-(max_context + drafts) // PAGE_SIZE)
         slots = 1 + max_requests * (1 + drafts)
-        pages = 1 + max_requests * self._pages_per_request
+        pages = 1 + (max_requests + kept_prefixes) * self._pages_per_request
         self.caches = tuple(RankCaches(rank, slots, pages, drafts, kv_dtype, device) for rank in ranks)
         self._free_slots = list(range(slots - 1, 0, -1))
         self._free_pages = list(range(pages - 1, 0, -1))
@@ -182,43 +183,41 @@ class Pool:
         positions = range(start, start + count)
         return [request.pages[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in positions]
 
-    def step_inputs(self, requests: Sequence[Request], rows: int, padded_to: int = 0) -> StepInputs:
+    def step_inputs(
+        self, requests: Sequence[Request], rows: int, *, is_fixed_shape: bool = False
+    ) -> StepInputs:
         """Reserves pages and describes one step of `rows` rows for each of `requests`.
 
-        Where a request's state lies past the step's rows it is moved home first. With `padded_to`, null
-        requests fill the step up: slot 0, no cache slot, no keys; the block table is as wide as the longest
-        context allows.
+        Where a request's state lies past the step's rows it is moved home first. With `is_fixed_shape`
+        nothing but the number of requests and rows decides a shape or what is None.
         """
         for request in requests:
             self.reserve(request, rows)
             if request.accepted > rows:
                 self.settle(request)
-        count = max(len(requests), padded_to)
-        slots = torch.zeros((count, rows), dtype=torch.int32)
-        accepted = torch.ones(count, dtype=torch.int32)
-        mapping = torch.full((count, rows), -1, dtype=torch.int64)
-        lengths = torch.zeros(count, dtype=torch.int32)
-        width = self._pages_per_request if padded_to else max(len(request.pages) for request in requests)
-        table = torch.zeros((count, width), dtype=torch.int32)
+        longest = max(len(request.pages) for request in requests)
+        width = self._pages_per_request if is_fixed_shape else longest
+        table = torch.zeros((len(requests), width), dtype=torch.int32)
         for i, request in enumerate(requests):
-            slots[i] = torch.tensor(request.slots[:rows])
-            accepted[i] = request.accepted
-            mapping[i] = torch.tensor(self.slots_of_rows(request, request.length, rows))
-            lengths[i] = request.length + rows
             table[i, : len(request.pages)] = torch.tensor(request.pages)
-        is_settled = rows == 1 or all(request.accepted == 1 for request in requests)
-        device = self._device
+        mapping = [self.slots_of_rows(request, request.length, rows) for request in requests]
+        lengths = [request.length + rows for request in requests]
+        accepted = [request.accepted for request in requests]
+        is_settled = rows == 1 or (not is_fixed_shape and max(accepted) == 1)
         return StepInputs(
-            requests=count,
+            requests=len(requests),
             rows=rows,
-            slots=slots.to(device),
-            accepted=None if is_settled and not (padded_to and rows > 1) else accepted.to(device),
-            slot_mapping=mapping.flatten().to(device),
-            block_table=table.to(device),
-            lengths=lengths.to(device),
-            context_min=min(request.length for request in requests) + rows,
-            context_max=max(request.length for request in requests) + rows,
+            slots=self._int32([request.slots[:rows] for request in requests]),
+            accepted=None if is_settled else self._int32(accepted),
+            slot_mapping=torch.tensor(mapping, dtype=torch.int64).flatten().to(self._device),
+            block_table=table.to(self._device),
+            lengths=self._int32(lengths),
+            context_min=min(lengths),
+            context_max=max(lengths),
         )
+
+    def _int32(self, values: Sequence[int] | Sequence[tuple[int, ...]]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32).to(self._device)
 
     def accept(self, request: Request, count: int) -> None:
         """Keeps the first `count` rows of the step that just ran; the next one overwrites the rest."""

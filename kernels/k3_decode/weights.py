@@ -64,6 +64,10 @@ __all__ = [
 LAYER = "model.layers.{}."
 LOGIT_SPREAD = 3.0
 """Standard deviation of a random model's logits, so that its answers are not near ties."""
+OUTPUT_GAIN = 0.5
+"""Size of a random model's sublayer outputs beside its embeddings."""
+QUERY_GAIN = 3.0
+"""Sharpens a random model's attention; at 1 it would average over all tokens, whichever they are."""
 
 
 class CheckpointError(ValueError):
@@ -179,8 +183,8 @@ def checkpoint_table(shapes: K3Shapes) -> dict[str, TensorSpec]:
     return table
 
 
-def _linear(rows: int, width: int) -> TensorSpec:
-    return TensorSpec((rows, width), scale=width**-0.5)
+def _linear(rows: int, width: int, gain: float = 1.0) -> TensorSpec:
+    return TensorSpec((rows, width), scale=gain * width**-0.5)
 
 
 def _norm(width: int, dtype: torch.dtype = torch.bfloat16) -> TensorSpec:
@@ -188,7 +192,7 @@ def _norm(width: int, dtype: torch.dtype = torch.bfloat16) -> TensorSpec:
 
 
 def _residual(prefix: str, hidden: int) -> dict[str, TensorSpec]:
-    query = TensorSpec((1, hidden), torch.float32, scale=hidden**-0.5)
+    query = TensorSpec((1, hidden), torch.float32, scale=0.5 * hidden**-0.5)
     return {f"{prefix}_norm.weight": _norm(hidden), f"{prefix}_proj.weight": query}
 
 
@@ -196,7 +200,7 @@ def _mlp(hidden: int, inter: int, prefix: str = "") -> dict[str, TensorSpec]:
     return {
         f"{prefix}gate_proj.weight": _linear(inter, hidden),
         f"{prefix}up_proj.weight": _linear(inter, hidden),
-        f"{prefix}down_proj.weight": _linear(hidden, inter),
+        f"{prefix}down_proj.weight": _linear(hidden, inter, OUTPUT_GAIN),
     }
 
 
@@ -212,7 +216,7 @@ def _kda(shapes: K3Shapes) -> dict[str, TensorSpec]:
         "A_log": TensorSpec((heads,), torch.float32, draw="uniform", low=-0.5, high=0.5),
         "dt_bias": TensorSpec((width,), torch.float32, draw="uniform", low=-9.0, high=-2.0),
         "o_norm.weight": _norm(shapes.head_dim, torch.float32),
-        "o_proj.weight": _linear(hidden, width),
+        "o_proj.weight": _linear(hidden, width, OUTPUT_GAIN),
     }
     if shapes.has_full_rank_gate:
         return table | {"g_proj.weight": _linear(width, hidden)}
@@ -227,14 +231,14 @@ def _mla(shapes: K3Shapes) -> dict[str, TensorSpec]:
         "kv_a_proj_with_mqa.weight": _linear(shapes.kv_lora + shapes.qk_rope, hidden),
         "kv_a_layernorm.weight": _norm(shapes.kv_lora),
         "kv_b_proj.weight": _linear(heads * (shapes.qk_nope + shapes.v_dim), shapes.kv_lora),
-        "o_proj.weight": _linear(hidden, width),
+        "o_proj.weight": _linear(hidden, width, OUTPUT_GAIN),
     }
     if shapes.q_lora is None:
-        table["q_proj.weight"] = _linear(query, hidden)
+        table["q_proj.weight"] = _linear(query, hidden, QUERY_GAIN)
     else:
         table["q_a_proj.weight"] = _linear(shapes.q_lora, hidden)
         table["q_a_layernorm.weight"] = _norm(shapes.q_lora)
-        table["q_b_proj.weight"] = _linear(query, shapes.q_lora)
+        table["q_b_proj.weight"] = _linear(query, shapes.q_lora, QUERY_GAIN)
     if shapes.has_mla_gate:
         table["g_proj.weight"] = _linear(width, hidden)
     return table
@@ -257,7 +261,7 @@ def _moe(shapes: K3Shapes) -> dict[str, TensorSpec]:
     }
     if shapes.has_latent_moe:
         table["latent_down_proj.weight"] = _linear(latent, hidden)
-        table["latent_up_proj.weight"] = _linear(hidden, latent)
+        table["latent_up_proj.weight"] = _linear(hidden, latent, OUTPUT_GAIN)
         table["routed_expert_norm.weight"] = _norm(latent)
     return table | _mlp(hidden, shapes.shared_inter, "shared_experts.")
 

@@ -1,0 +1,14 @@
+"""The launch counter of the CPU implementations: each call adds one at its op's place."""
+
+import torch
+
+from k3_decode.ops.contract import OP_NAMES
+
+__all__ = ["count_launch"]
+
+_PLACES = {name: place for place, name in enumerate(OP_NAMES)}
+
+
+def count_launch(launches: torch.Tensor, op: str) -> None:
+    """Adds 1 for `op` to the int32 counters."""
+    launches[_PLACES[op]] += 1

@@ -1,0 +1,31 @@
+"""Router logits and latent on a CPU, in fp32. Scope: any size. Layout: as `ops/moe_front.py`; `prepare`
+widens both weights once. Numerics: exact products, fp32 sums; the latent is rounded once. Validation:
+`tests/k3_decode/test_ops.py`.
+"""
+
+import torch
+
+from k3_decode.cpu.launches import count_launch
+
+__all__ = ["moe_front", "prepare"]
+
+
+def prepare(*, router_weight: torch.Tensor, down_weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Both weights in fp32."""
+    return {"router_weight": router_weight.float(), "down_weight": down_weight.float()}
+
+
+def moe_front(
+    *,
+    x: torch.Tensor,
+    router_weight: torch.Tensor,
+    down_weight: torch.Tensor,
+    logits: torch.Tensor,
+    latent: torch.Tensor,
+    launches: torch.Tensor,
+) -> None:
+    """See `ops/moe_front.py`; weights are bf16, or fp32 from `prepare`."""
+    count_launch(launches, "moe_front")
+    wide = x.float()
+    torch.mm(wide, router_weight.float().T, out=logits)
+    latent.copy_(torch.mm(wide, down_weight.float().T))
