@@ -38,7 +38,7 @@ from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["mla_attend", "mla_attend_partials", "splits_of", "variants"]
+__all__ = ["mla_attend", "splits_of", "variants", "workspace_bytes"]
 
 OP_INDEX = 9
 """Place of the op in the launch counters."""
@@ -62,6 +62,10 @@ HALF_STEPS = ROW // 2 // 16
 SCORE_PITCH = 40
 """Floats between rows of scores: neighbouring rows 8 banks apart."""
 PROBABILITY_PITCH = TILE * 2 + 16
+MERGE_THREADS_A_ROW = LATENT // 8
+MERGE_PLACES = 4
+MERGE_BATCH = 8
+"""Splits that a thread of the merge has on their way at once."""
 WANTED_BLOCKS = 128
 """Blocks that a step is spread over: one for nearly every SM of an H200, and a power of two."""
 
@@ -244,6 +248,78 @@ def _attend(
         ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
 
 
+@cute.kernel
+def _merge(
+    partial: cute.Tensor,
+    partial_lse: cute.Tensor,
+    out: cute.Tensor,
+    lse: cute.Tensor,
+    launches: cute.Tensor,
+):
+    tid, _, _ = cute.arch.thread_idx()
+    head, token, _ = cute.arch.block_idx()
+    lane = tid % 32
+    splits = partial.shape[0]
+    place, column = tid // MERGE_THREADS_A_ROW, tid % MERGE_THREADS_A_ROW * 8
+    sums_at = cute.arch.alloc_smem(Float32, MERGE_PLACES * LATENT, 16).toint()
+    cute.arch.griddepcontrol_launch_dependents()
+    cute.arch.griddepcontrol_wait()
+
+    lse_at = ins.byte_address(partial_lse) + (Int64(token) * partial_lse.stride[1] + Int64(head)) * 4
+    lse_bytes = Int64(partial_lse.stride[0]) * 4
+    from_at = ins.byte_address(partial) + Int64(token) * partial.stride[1] * 2 + Int64(head * LATENT + column) * 2
+    split_bytes = Int64(partial.stride[0]) * 2
+    hidden = Float32(-Float32.inf)
+    peak = hidden
+    for base in cutlass.range(lane, splits, 32):
+        peak = cute.arch.fmax(peak, frag.load_f32(lse_at + Int64(cutlass.min(base, splits - 1)) * lse_bytes))
+    peak = frag.max_lanes([peak])[0]
+    shift = frag.choose_f32(Int32(peak > hidden), peak, Float32(0.0))
+    total = Float32(0.0)
+    for base in cutlass.range(lane, splits, 32):
+        value = frag.load_f32(lse_at + Int64(cutlass.min(base, splits - 1)) * lse_bytes)
+        total = total + frag.keep_if(frag.exp2((value - shift) * frag.LOG2E), Int32(base < splits))
+    total = frag.sum_lanes([total], (16, 8, 4, 2, 1))[0]
+
+    mixed = [Float32(0.0)] * 8
+    for base in cutlass.range(place, splits, MERGE_PLACES * MERGE_BATCH):
+        places = [cutlass.min(base + i * MERGE_PLACES, splits - 1) for i in range(MERGE_BATCH)]
+        words = [ins.load_activation(from_at + Int64(split) * split_bytes) for split in places]
+        values = [frag.load_f32(lse_at + Int64(split) * lse_bytes) for split in places]
+        for i in cutlass.range_constexpr(MERGE_BATCH):
+            share = frag.exp2((values[i] - shift) * frag.LOG2E)
+            share = frag.keep_if(share, Int32(base + i * MERGE_PLACES < splits))
+            mixed = _added(mixed, words[i], share)
+    spot = sums_at + (place * LATENT + column) * 4
+    frag.shared_store_f32x4(spot, (mixed[0], mixed[1], mixed[2], mixed[3]))
+    frag.shared_store_f32x4(spot + 16, (mixed[4], mixed[5], mixed[6], mixed[7]))
+    cute.arch.sync_threads()
+    inverse = frag.keep_if(frag.reciprocal(total), Int32(total > 0.0))
+    if place == 0:
+        sums = [Float32(0.0)] * 8
+        for i in cutlass.range_constexpr(MERGE_PLACES):
+            row = sums_at + (i * LATENT + column) * 4
+            sums = [s + v for s, v in zip(sums[:4], frag.shared_load_f32x4(row), strict=True)] + [
+                s + v for s, v in zip(sums[4:], frag.shared_load_f32x4(row + 16), strict=True)
+            ]
+        packed = [ins.pack_halves(sums[i] * inverse, sums[i + 1] * inverse) for i in range(0, 8, 2)]
+        to = ins.byte_address(out) + Int64(token) * out.stride[0] * 2 + Int64(head * LATENT + column) * 2
+        ins.store_words(to, (packed[0], packed[1], packed[2], packed[3]))
+    if tid == 0:
+        lse_to = ins.byte_address(lse) + (Int64(token) * lse.stride[0] + Int64(head)) * 4
+        frag.store_f32(lse_to, peak + frag.log2(total) * frag.LN2)
+    if tid + head + token == 0:
+        ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
+
+
+def _added(mixed: list[Float32], words: ins.Words, share: Float32) -> list[Float32]:
+    """mixed + share x 8 columns; a share of 0 adds 0 even to NaN."""
+    is_kept = Int32(share > 0.0)
+    kept = [frag.mask_word(word, is_kept) for word in words]
+    values = [half for word in kept for half in (ins.low_half(word), ins.high_half(word))]
+    return [m + share * v for m, v in zip(mixed, values, strict=True)]
+
+
 def _stage_queries(
     query: cute.Tensor, to: Int32, first_token: Int32, first_pair: Int32, pairs: Int32, heads: Int32, tid: Int32
 ) -> None:
@@ -343,35 +419,72 @@ def _launch(
     )
 
 
+@cute.jit
+def _launch_merge(
+    partial: cute.Tensor,
+    partial_lse: cute.Tensor,
+    out: cute.Tensor,
+    lse: cute.Tensor,
+    launches: cute.Tensor,
+    stream: Any,
+):
+    _merge(partial, partial_lse, out, lse, launches).launch(
+        grid=(partial.shape[2], partial.shape[1], 1),
+        block=(MERGE_THREADS_A_ROW * MERGE_PLACES, 1, 1),
+        stream=stream,
+        use_pdl=True,
+    )
+
+
 def _shared_bytes(is_fp8: bool) -> int:
     tiles = STAGES * TILE * FP8_PITCH + TILE * PITCH if is_fp8 else STAGES * TILE * PITCH
     return tiles + 2 * PAIRS * SCORE_PITCH * 4 + PAIRS * PROBABILITY_PITCH + PAIRS * 4 + 256
 
 
+def _fake(kind: Any, shape: tuple[Any, ...], stride: tuple[Any, ...], align: int = 16) -> Any:
+    return make_fake_tensor(kind, shape, stride, assumed_align=align)
+
+
+def _wide(divisibility: int) -> Any:
+    return cute.sym_int64(divisibility=divisibility)
+
+
+def _fake_partials(splits: Any, tokens: Any, heads: Any) -> tuple[Any, Any]:
+    partial = _fake(BFloat16, (splits, tokens, heads, LATENT), (_wide(8), _wide(8), LATENT, 1))
+    return partial, _fake(Float32, (splits, tokens, heads), (_wide(1), _wide(1), 1), 4)
+
+
 @memoize
 def _compile(is_fp8: bool) -> Callable[..., None]:
     """The launch for one cache type; heads, rows, requests, pages, splits and strides stay symbolic."""
-    tokens, heads, requests, splits = (cute.sym_int32() for _ in range(4))
-
-    def fake(kind: Any, shape: tuple[Any, ...], stride: tuple[Any, ...], align: int = 16) -> Any:
-        return make_fake_tensor(kind, shape, stride, assumed_align=align)
-
-    def wide(divisibility: int) -> Any:
-        return cute.sym_int64(divisibility=divisibility)
-
-    query = fake(BFloat16, (tokens, heads, ROW), (wide(8), ROW, 1))
+    tokens, heads, requests = (cute.sym_int32() for _ in range(3))
+    query = _fake(BFloat16, (tokens, heads, ROW), (_wide(8), ROW, 1))
     kind = Uint8 if is_fp8 else BFloat16
-    cache = fake(kind, (cute.sym_int32(), PAGE_SIZE, ROW), (wide(16), wide(16), 1))
-    block_table = fake(Int32, (requests, cute.sym_int32()), (wide(1), 1), 4)
-    lengths = fake(Int32, (requests,), (1,), 4)
-    partial = fake(BFloat16, (splits, tokens, heads, LATENT), (wide(8), wide(8), LATENT, 1))
-    partial_lse = fake(Float32, (splits, tokens, heads), (wide(1), wide(1), 1), 4)
-    launches = fake(Int32, (cute.sym_int32(),), (1,), 4)
+    cache = _fake(kind, (cute.sym_int32(), PAGE_SIZE, ROW), (_wide(16), _wide(16), 1))
+    block_table = _fake(Int32, (requests, cute.sym_int32()), (_wide(1), 1), 4)
+    lengths = _fake(Int32, (requests,), (1,), 4)
+    partial, partial_lse = _fake_partials(cute.sym_int32(), tokens, heads)
+    launches = _fake(Int32, (cute.sym_int32(),), (1,), 4)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     compiled: Callable[..., None] = cute.compile(
         _launch, query, cache, block_table, lengths, partial, partial_lse, launches, Int32(1), Float32(1.0), Float32(1.0),
         stream, is_fp8, options="--enable-tvm-ffi",
     )  # fmt: skip
+    return compiled
+
+
+@memoize
+def _compile_merge() -> Callable[..., None]:
+    """The launch of the merge; everything stays symbolic."""
+    tokens, heads = cute.sym_int32(), cute.sym_int32()
+    partial, partial_lse = _fake_partials(cute.sym_int32(), tokens, heads)
+    out = _fake(BFloat16, (tokens, heads, LATENT), (_wide(8), LATENT, 1))
+    lse = _fake(Float32, (tokens, heads), (_wide(1), 1), 4)
+    launches = _fake(Int32, (cute.sym_int32(),), (1,), 4)
+    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    compiled: Callable[..., None] = cute.compile(
+        _launch_merge, partial, partial_lse, out, lse, launches, stream, options="--enable-tvm-ffi"
+    )
     return compiled
 
 
@@ -381,34 +494,10 @@ def splits_of(requests: int, rows: int, heads: int) -> int:
     return max(1, WANTED_BLOCKS // (requests * pair_tiles))
 
 
-def mla_attend_partials(
-    *,
-    query: "torch.Tensor",
-    cache: "torch.Tensor",
-    block_table: "torch.Tensor",
-    lengths: "torch.Tensor",
-    rows: int,
-    scale: float,
-    kv_scale: float,
-    partial: "torch.Tensor",
-    partial_lse: "torch.Tensor",
-    launches: "torch.Tensor",
-) -> None:
-    """Attend with the context in `partial.shape[0]` splits and write them as the shards that `mla_value` merges."""
-    if query.shape[0] != lengths.shape[0] * rows:
-        raise ValueError(f"mla_attend: {query.shape[0]} query rows for {lengths.shape[0]} requests of {rows} rows")
-    is_fp8 = cache.element_size() == 1
-    _compile(is_fp8)(
-        query, _bytes_of(cache) if is_fp8 else cache, block_table, lengths, partial, partial_lse, launches, rows,
-        scale * kv_scale * frag.LOG2E, kv_scale,
-    )  # fmt: skip
-
-
-def _bytes_of(cache: "torch.Tensor") -> "torch.Tensor":
-    """An fp8 cache as bytes: not every exchange protocol knows the type, and the kernel reads bytes anyway."""
-    import torch
-
-    return cache.view(torch.uint8)
+def workspace_bytes(requests: int, rows: int, heads: int) -> int:
+    """Size of the workspace with which `mla_attend` may split the context."""
+    pairs = requests * rows * heads
+    return splits_of(requests, rows, heads) * pairs * (LATENT * 2 + 4)
 
 
 def mla_attend(
@@ -423,21 +512,66 @@ def mla_attend(
     out: "torch.Tensor",
     lse: "torch.Tensor",
     launches: "torch.Tensor",
+    workspace: "torch.Tensor | None" = None,
 ) -> None:
-    """Attend with one block a request and 16 pairs, straight into `out` and `lse`, in one launch."""
-    mla_attend_partials(
-        query=query, cache=cache, block_table=block_table, lengths=lengths, rows=rows, scale=scale, kv_scale=kv_scale,
-        partial=out.unsqueeze(0), partial_lse=lse.unsqueeze(0), launches=launches,
+    """Write attention and its log-sum-exp to `out` and `lse`.
+
+    `out` [S,B,H,512] with `lse` [S,B,H] takes the context in S splits, as the shards that `mla_value` merges, in one launch.
+    `out` [B,H,512] is the whole: in one launch and one split without a workspace; with one (uint8, at least
+    `workspace_bytes`), in the splits that fill the device and a second launch that merges them.
+    """
+    requests, heads = lengths.shape[0], query.shape[1]
+    if query.shape[0] != requests * rows:
+        raise ValueError(f"mla_attend: {query.shape[0]} query rows for {requests} requests of {rows} rows")
+    partial, partial_lse = (out, lse) if out.dim() == 4 else (out.unsqueeze(0), lse.unsqueeze(0))
+    splits = splits_of(requests, rows, heads)
+    is_merged = out.dim() == 3 and workspace is not None and splits > 1
+    if is_merged and workspace is not None:
+        partial, partial_lse = _split_workspace(workspace, splits, query.shape[0], heads)
+    is_fp8 = cache.element_size() == 1
+    _compile(is_fp8)(
+        query, _bytes_of(cache) if is_fp8 else cache, block_table, lengths, partial, partial_lse, launches, rows,
+        scale * kv_scale * frag.LOG2E, kv_scale,
     )  # fmt: skip
+    if is_merged:
+        _compile_merge()(partial, partial_lse, out, lse, launches)
+
+
+def _split_workspace(
+    workspace: "torch.Tensor", splits: int, tokens: int, heads: int
+) -> "tuple[torch.Tensor, torch.Tensor]":
+    """Partials and their lse as views of the workspace's bytes."""
+    import torch
+
+    pairs = splits * tokens * heads
+    if workspace.numel() < pairs * (LATENT * 2 + 4):
+        raise ValueError(
+            f"mla_attend: a workspace of {workspace.numel()} bytes; {splits} splits of {tokens} rows and {heads} heads need "
+            f"{pairs * (LATENT * 2 + 4)} (workspace_bytes)"
+        )
+    partial = workspace[: pairs * LATENT * 2].view(torch.bfloat16).view(splits, tokens, heads, LATENT)
+    end = pairs * (LATENT * 2 + 4)
+    return partial, workspace[pairs * LATENT * 2 : end].view(torch.float32).view(splits, tokens, heads)
+
+
+def _bytes_of(cache: "torch.Tensor") -> "torch.Tensor":
+    """An fp8 cache as bytes: not every exchange protocol knows the type, and the kernel reads bytes anyway."""
+    import torch
+
+    return cache.view(torch.uint8)
 
 
 def variants() -> tuple[Variant, ...]:
-    """Both cache types."""
+    """The attention for both cache types, and the merge."""
     roles = (
         ("query", "activation"), ("cache", "activation"), ("block_table", "index"), ("lengths", "index"),
         ("partial", "output"), ("partial_lse", "output"), ("launches", "workspace"),
     )  # fmt: skip
-    return tuple(
+    merge_roles = (
+        ("partial", "activation"), ("partial_lse", "activation"), ("out", "output"), ("lse", "output"),
+        ("launches", "workspace"),
+    )  # fmt: skip
+    attention = tuple(
         Variant(
             op="mla_attend",
             name=f"mla_attend_{'fp8' if is_fp8 else 'bf16'}",
@@ -449,3 +583,8 @@ def variants() -> tuple[Variant, ...]:
         )
         for is_fp8 in (False, True)
     )
+    merge = Variant(
+        op="mla_attend", name="mla_attend_merge", architectures=DISPATCHED + COMPILED, compile=_compile_merge,
+        parameters=merge_roles, source="cute/mla_attend.py",
+    )  # fmt: skip
+    return (*attention, merge)
