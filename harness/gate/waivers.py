@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import date
 
-from pathspec import PathSpec
+from pathspec import GitIgnoreSpec
 
 from harness.domain.check import Finding
 from harness.domain.policy import Policy, Waiver
@@ -37,4 +37,4 @@ def unheld(policy: Policy, findings: Sequence[Finding], today: date) -> tuple[Fi
 def _covers(waiver: Waiver, finding: Finding) -> bool:
     if waiver.rule != finding.rule or finding.path is None:
         return False
-    return PathSpec.from_lines("gitwildmatch", [waiver.path]).match_file(finding.path)
+    return GitIgnoreSpec.from_lines([waiver.path]).match_file(finding.path)

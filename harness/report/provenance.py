@@ -5,7 +5,7 @@ import shlex
 from harness.domain.bundle import Verification
 from harness.evidence.reader import Bundle
 from harness.report.panels.material import table
-from harness.report.text import plain
+from harness.report.text import plain, repository_link
 from harness.report.view import CellView, Command, TableView
 
 __all__ = ["environment_tables", "reproduce_commands", "subtitle", "verification_words"]
@@ -14,8 +14,7 @@ __all__ = ["environment_tables", "reproduce_commands", "subtitle", "verification
 def subtitle(bundle: Bundle) -> tuple[tuple[str, str, str], ...]:
     """(label, text, link) of the lines under the title."""
     plan, change = bundle.plan, bundle.plan.change
-    is_github = change.repository.startswith("https://github.com/")
-    repository = change.repository.removesuffix(".git") if is_github else ""
+    repository = repository_link(change.repository) or ""
     parts = [("repository", plain(change.repository, 200), repository)]
     if change.pr is not None:
         parts.append(

@@ -9,7 +9,17 @@ from urllib.parse import quote
 
 from harness.domain.check import Figure
 
-__all__ = ["STATUS_MARKS", "anchor", "compact", "figure_text", "label", "number", "plain", "source_link"]
+__all__ = [
+    "STATUS_MARKS",
+    "anchor",
+    "compact",
+    "figure_text",
+    "label",
+    "number",
+    "plain",
+    "repository_link",
+    "source_link",
+]
 
 STATUS_MARKS = {
     "PASS": "✓",
@@ -85,15 +95,20 @@ def anchor(check: str) -> str:
     return "check-" + "".join(c if c.isalnum() or c in "._-" else "-" for c in check)
 
 
-def source_link(repository: str, sha: str, path: str, line: int | None = None) -> str | None:
-    """Address of a file's line, where the repository is one on github.com."""
+def repository_link(repository: str) -> str | None:
+    """Address of a repository on github.com; None for any other text."""
     prefix = "https://github.com/"
     parts = repository.removeprefix(prefix).removesuffix(".git").strip("/").split("/")
     if not repository.startswith(prefix) or len(parts) != 2:
         return None
-    owner, name = (quote(part, safe="") for part in parts)
+    return prefix + "/".join(quote(part, safe="") for part in parts)
+
+
+def source_link(repository: str, sha: str, path: str, line: int | None = None) -> str | None:
+    """Address of a file's line, where the repository is one on github.com."""
+    address = repository_link(repository)
     fragment = "" if line is None else f"#L{line}"
-    return f"{prefix}{owner}/{name}/blob/{sha}/{quote(path)}{fragment}"
+    return None if address is None else f"{address}/blob/{sha}/{quote(path)}{fragment}"
 
 
 def compact(value: float) -> str:

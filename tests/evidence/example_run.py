@@ -25,12 +25,13 @@ from harness.domain.machine import Gpu, Machine, Tier
 from harness.domain.plan import Plan
 from harness.domain.policy import Policy, Proof, Waiver, Zone, ZoneMap
 from harness.evidence.bundle import write_bundle
+from harness.evidence.reader import Bundle
 from harness.evidence.run_folder import open_run
 from tests.evidence.example_judge import judge
 
 __all__ = [
     "BASE", "CREATED", "HEAD", "OPS", "example_claim", "example_machine", "example_plan", "example_policy",
-    "example_samples", "only", "outcome_of", "write_example",
+    "example_samples", "many_checks", "only", "outcome_of", "write_example",
 ]  # fmt: skip
 
 BASE, HEAD = "b" * 40, "a" * 40
@@ -203,6 +204,20 @@ def write_example(
             variables=(("OMP_NUM_THREADS", "2"),),
         )
         return write_bundle(run, environment, created=CREATED)
+
+
+def many_checks(factor: int, scene: Scene = "mixed", **changes: Any) -> Bundle:
+    """A bundle in memory with each check of the example `factor` times, for tests of size."""
+    plan = example_plan(scene=scene)
+    checks = tuple(
+        c.model_copy(update={"id": f"{c.id}-{i}", **changes})
+        for i in range(factor)
+        for c in plan.checks
+        if c.unavailable is None
+    )
+    plan = plan.model_copy(update={"checks": checks})
+    outcomes = tuple(judge(c, example_samples(c, plan.tier, scene)) for c in checks)
+    return Bundle(Path("nowhere"), None, None, plan, None, outcomes)
 
 
 def outcome_of(plan: Plan, check_id: str, scene: Scene = "mixed") -> Outcome:

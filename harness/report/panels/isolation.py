@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from pathspec import PathSpec
+from pathspec import GitIgnoreSpec
 
 from harness.domain.change import ChangedFile
 from harness.domain.plan import Plan
@@ -32,7 +32,7 @@ def panels(material: Material) -> tuple[Panel, ...]:
 
 
 def _zone_panel(plan: Plan) -> Panel:
-    zones = [(z.name, PathSpec.from_lines("gitwildmatch", z.globs)) for z in plan.zones.zones]
+    zones = [(z.name, GitIgnoreSpec.from_lines(z.globs)) for z in plan.zones.zones]
     by_zone: dict[str, list[ChangedFile]] = defaultdict(list)
     for file in plan.change.files:
         zone = next((name for name, globs in zones if globs.match_file(file.path)), "unknown")

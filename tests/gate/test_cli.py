@@ -1,0 +1,137 @@
+"""`fasttrack gate`, `bundle` and `report` from the outside: exit codes and what is printed."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from harness.cli import bundle as bundle_commands
+from harness.cli import gate as gate_command
+from harness.cli import report as report_command
+from harness.domain.bundle import Verification
+from harness.domain.verdict import Verdict
+from tests.evidence.example_judge import judge
+from tests.evidence.example_run import HEAD, example_plan, example_policy, write_example
+
+RUN = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def _example_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example's judge stands in for the stages', and nothing is planned again."""
+    import harness.documents
+
+    monkeypatch.setattr(gate_command, "judge_of", lambda folder: judge)
+    monkeypatch.setattr(gate_command, "replan_of", lambda: None)
+    monkeypatch.setattr(harness.documents, "load_policy", example_policy)
+
+
+@pytest.fixture(scope="module")
+def passing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_example(tmp_path_factory.mktemp("cli") / "passing", scene="passing")
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_example(tmp_path_factory.mktemp("cli") / "mixed")
+
+
+def _call(app: typer.Typer, *words: object) -> tuple[int, str]:
+    result = RUN.invoke(app, [str(w) for w in words], catch_exceptions=True)
+    return result.exit_code, result.stdout
+
+
+def test_the_gate_admits_rejects_or_cannot_judge(passing: Path, mixed: Path, tmp_path: Path) -> None:
+    assert _call(gate_command.app, passing, "--policy", "smoke")[0] == 0
+    assert _call(gate_command.app, mixed, "--policy", "smoke")[0] == 1
+    broken = Path(shutil.copytree(passing, tmp_path / "broken"))
+    (broken / "plan.json").write_text("{}")
+    assert _call(gate_command.app, broken, "--policy", "smoke")[0] == 2
+
+
+def test_the_gate_prints_the_table_the_waivers_and_the_commands(mixed: Path) -> None:
+    _, text = _call(gate_command.app, mixed, "--policy", "smoke")
+    assert "rejected under policy smoke" in text
+    assert "waiver new_dependency on kernels/k3_decode/peers/**: gatekeeper" in text
+    assert "--tier smoke --stage sweep" in text
+
+
+def test_the_gates_json_is_the_verdict(mixed: Path) -> None:
+    code, text = _call(gate_command.app, mixed, "--policy", "smoke", "--json")
+    verdict = Verdict.model_validate_json(text)
+    assert (code, verdict.exit_code, verdict.head) == (1, 1, HEAD)
+
+
+def test_the_smallest_rerun_is_printed_as_commands(mixed: Path) -> None:
+    _, text = _call(gate_command.app, mixed, "--policy", "smoke", "--plan")
+    assert [line.partition("  # ")[0].split()[-1] for line in text.splitlines()] == [
+        "isolation", "audit", "kernels", "coverage", "evals", "sweep",
+    ]  # fmt: skip
+
+
+def test_without_a_policy_the_fast_track_is_asked_for(passing: Path) -> None:
+    code, text = _call(gate_command.app, passing)
+    assert code == 1
+    assert "another policy than 'fast_track'" in text
+
+
+def test_a_short_head_is_refused_in_words(passing: Path) -> None:
+    result = RUN.invoke(gate_command.app, [str(passing), "--head", "abc123"])
+    assert "give all 40 hex digits" in str(result.exception)
+
+
+def test_verify_prints_each_step_and_exits_with_two_for_a_broken_bundle(
+    passing: Path, tmp_path: Path
+) -> None:
+    code, text = _call(bundle_commands.app, "verify", passing)
+    assert code == 0
+    assert " 9 rederivation  ok" in text
+    broken = Path(shutil.copytree(passing, tmp_path / "broken"))
+    (broken / "logs" / "compile.log").write_text("edited")
+    code, text = _call(bundle_commands.app, "verify", broken)
+    assert code == 2
+    assert "logs/compile.log: has" in text
+    code, text = _call(bundle_commands.app, "verify", broken, "--json")
+    assert Verification.model_validate_json(text).state == "broken"
+
+
+def test_a_packed_bundle_is_verified_gated_and_shown_like_its_folder(passing: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "b.tar.zst"
+    assert _call(bundle_commands.app, "pack", passing, "--out", archive)[0] == 0
+    assert _call(bundle_commands.app, "verify", archive)[0] == 0
+    assert _call(gate_command.app, archive, "--policy", "smoke")[0] == 0
+    code, text = _call(bundle_commands.app, "show", archive)
+    assert code == 0
+    assert "43 PASS" in text
+    assert _call(bundle_commands.app, "unpack", archive, "--out", tmp_path / "out")[0] == 0
+    assert (tmp_path / "out" / "manifest.json").read_bytes() == (passing / "manifest.json").read_bytes()
+
+
+def test_one_check_is_shown_with_its_samples(mixed: Path) -> None:
+    code, text = _call(bundle_commands.app, "show", mixed, "--check", "audit/kda_step/sm_100a")
+    shown = json.loads(text)
+    assert code == 0
+    assert shown["outcome"]["status"] == "FAIL"
+    assert shown["samples"]["tables"][0]["rows"][0][2] == 48
+
+
+def test_diff_says_alike_different_or_not_comparable(passing: Path, mixed: Path, tmp_path: Path) -> None:
+    assert _call(bundle_commands.app, "diff", passing, passing)[0] == 0
+    code, text = _call(bundle_commands.app, "diff", passing, mixed)
+    assert code == 1
+    assert text.index("conditions:") < text.index("results:")
+    other = example_plan(scene="passing", checks=())
+    assert _call(bundle_commands.app, "diff", passing, write_example(tmp_path / "other", other))[0] == 2
+
+
+def test_a_report_is_written_where_it_was_asked_for(mixed: Path, tmp_path: Path) -> None:
+    page, comment = tmp_path / "r.html", tmp_path / "r.md"
+    assert (
+        _call(report_command.app, mixed, "--html", page, "--md", comment, "--ai-use", "wrote the kernel")[0]
+        == 0
+    )
+    assert "<title>Rejected: k3_decode" in page.read_text()
+    assert "- AI use: `wrote the kernel`" in comment.read_text()

@@ -1,0 +1,399 @@
+"""The gate's rules: each has a bundle that breaks it alone."""
+
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.domain.bundle import BundleState
+from harness.domain.change import Sha
+from harness.domain.check import Check, Finding, Outcome, Samples, Severity, StageName, Status
+from harness.domain.machine import Tier
+from harness.domain.plan import Plan
+from harness.domain.policy import Policy, Proof
+from harness.domain.verdict import Answer, Contribution, Verdict
+from harness.gate import Move, Submission, decide, load_submission
+from tests.evidence.example_judge import judge
+from tests.evidence.example_run import (
+    BASE,
+    HEAD,
+    example_claim,
+    example_plan,
+    example_policy,
+    example_samples,
+    only,
+    write_example,
+)
+from tests.evidence.tampering import edit_outcomes
+
+NEW_HEAD = "c" * 40
+TODAY = date(2026, 11, 29)
+SMOKE = example_policy("smoke")
+FAST = example_policy("fast_track")
+Make = Callable[..., Submission]
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """A passing bundle of a plan; equal requests share one."""
+    known: dict[str, Submission] = {}
+
+    def make(
+        policy: Policy = SMOKE, gpu: bool = False, scene: Any = "passing", name: str = "run", **changes: Any
+    ) -> Submission:
+        plan = example_plan(policy, scene, gpu=gpu, **changes)
+        key = f"{plan.digest()} {scene} {name}"
+        if key not in known:
+            folder = write_example(tmp_path_factory.mktemp("gate") / name, plan, scene)
+            known[key] = load_submission(folder, judge)
+        return known[key]
+
+    return make
+
+
+def _decide(*submissions: Submission, policy: Policy = SMOKE, **more: Any) -> Verdict:
+    return decide(submissions, policy, today=TODAY, **more)
+
+
+def _row(verdict: Verdict, stage: str, arch: str | None) -> Any:
+    return next(r for r in verdict.rows if r.stage == stage and r.arch == arch)
+
+
+def test_a_smoke_bundle_is_admitted_under_the_smoke_policy(made: Make) -> None:
+    verdict = _decide(made())
+    assert (verdict.answer, verdict.exit_code) == (Answer.ADMITTED, 0)
+    assert verdict.missing == ()
+    assert [(r.stage.value, r.arch) for r in verdict.rows] == [
+        ("isolation", None), ("audit", "sm_90a"), ("audit", "sm_100a"), ("kernels", "cpu"),
+        ("coverage", "cpu"), ("evals", "cpu"), ("sweep", "cpu"),
+    ]  # fmt: skip
+    assert all(row.controls == row.checks for row in verdict.rows)
+
+
+def test_a_smoke_bundle_is_rejected_where_the_policy_asks_for_gpus(made: Make) -> None:
+    verdict = _decide(made(FAST), policy=FAST)
+    assert (verdict.answer, verdict.exit_code) == (Answer.REJECTED, 1)
+    assert [(m.stage.value, m.arch, m.where) for m in verdict.missing] == [
+        ("kernels", "sm_90a", "a machine with one sm_90a GPU"),
+        ("coverage", "sm_90a", "a machine with one sm_90a GPU"),
+        ("evals", "sm_90a", "a machine with one sm_90a GPU"),
+        ("sweep", "sm_90a", "a machine with one sm_90a GPU"),
+    ]
+    assert verdict.missing[0].command == (
+        f"fasttrack validate --pack k3_decode --policy fast_track --base {BASE} --head {HEAD} --tier rank "
+        "--stage kernels"
+    )
+
+
+def test_a_smoke_and_a_gpu_bundle_together_are_admitted(made: Make) -> None:
+    verdict = _decide(made(FAST), made(FAST, gpu=True, name="h200"), policy=FAST)
+    assert verdict.answer is Answer.ADMITTED
+    assert _row(verdict, "kernels", "sm_90a").found_tier is Tier.RANK
+    assert _row(verdict, "kernels", "cpu").found_tier is Tier.SMOKE
+
+
+def test_compiled_architectures_need_an_audit_and_no_run(made: Make) -> None:
+    verdict = _decide(made(FAST), made(FAST, gpu=True, name="h200"), policy=FAST)
+    assert [r.stage.value for r in verdict.rows if r.arch == "sm_100a"] == ["audit"]
+
+
+def test_no_bundle_cannot_be_judged() -> None:
+    assert _decide().answer is Answer.COULD_NOT_JUDGE
+    assert _decide().exit_code == 2
+
+
+def test_a_broken_bundle_cannot_be_judged(tmp_path: Path) -> None:
+    folder = write_example(tmp_path / "run", example_plan(scene="passing"), "passing")
+    (folder / "logs" / "compile.log").write_text("edited")
+    verdict = _decide(load_submission(folder, judge))
+    assert verdict.exit_code == 2
+    assert "logs/compile.log" in verdict.reasons[0]
+
+
+def test_a_bundle_whose_outcomes_its_samples_do_not_give_cannot_be_judged(tmp_path: Path) -> None:
+    folder = write_example(tmp_path / "run", example_plan(), "mixed")
+
+    def admit(outcome: Outcome) -> Outcome:
+        is_pass = outcome.control is not None and outcome.control.failed
+        return outcome.model_copy(update={"status": Status.PASS, "next_step": ""}) if is_pass else outcome
+
+    edit_outcomes(folder, admit)
+    assert _decide(load_submission(folder, judge)).exit_code == 2
+
+
+def test_an_incomplete_bundle_cannot_be_judged(tmp_path: Path) -> None:
+    folder = write_example(tmp_path / "run", example_plan(scene="passing"), "passing", stop_after=20)
+    submission = load_submission(folder, judge)
+    assert submission.verification.state is BundleState.INCOMPLETE
+    assert _decide(submission).exit_code == 2
+
+
+def test_a_folder_that_is_no_bundle_cannot_be_judged(tmp_path: Path) -> None:
+    assert _decide(load_submission(tmp_path, judge)).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"claim": example_claim().model_copy(update={"summary": "another"})}, "different claims"),
+        ({"change": {"repository": "https://github.com/other/vllm"}}, "different repositories"),
+        ({"change": {"pr": 7}}, "different pull requests"),
+        ({"pack_digest": "4" * 64}, "ran different pack files"),
+        ({"change": {"head": NEW_HEAD}}, "different heads"),
+    ],
+)
+def test_bundles_about_different_things_cannot_be_judged_together(
+    made: Make, changes: dict[str, Any], word: str
+) -> None:
+    if isinstance(changes.get("change"), dict):
+        changes = {"change": example_plan(scene="passing").change.model_copy(update=changes["change"])}
+    verdict = _decide(made(), made(name="other", **changes))
+    assert verdict.exit_code == 2
+    assert word in verdict.reasons[0]
+
+
+def test_a_bundle_of_another_pull_requests_head_is_stale_not_admitted(made: Make) -> None:
+    verdict = _decide(made(), head=NEW_HEAD)
+    assert verdict.exit_code == 1
+    assert all(not row.is_met for row in verdict.rows)
+
+
+def test_evidence_from_uncommitted_changes_is_refused(made: Make) -> None:
+    change = example_plan(scene="passing").change.model_copy(update={"is_dirty": True})
+    verdict = _decide(made(change=change))
+    assert verdict.exit_code == 1
+    assert "uncommitted changes" in verdict.reasons[0]
+    assert verdict.bundles[0].refused != ""
+
+
+def test_uncommitted_changes_are_refused_even_where_the_policy_lets_them_run(made: Make) -> None:
+    policy = example_policy("smoke", is_dirty_allowed=True)
+    change = example_plan(policy, "passing").change.model_copy(update={"is_dirty": True})
+    assert _decide(made(policy, change=change), policy=policy).exit_code == 1
+
+
+def test_evidence_under_another_policy_does_not_count(made: Make) -> None:
+    verdict = _decide(made(), policy=FAST)
+    assert verdict.exit_code == 1
+    assert "another policy than 'fast_track' (its policy was 'smoke')" in verdict.reasons[0]
+    softened = example_policy("smoke", min_path_share=0.5)
+    verdict = _decide(made(softened), policy=SMOKE)
+    assert "has another version of it" in verdict.reasons[0]
+
+
+def test_a_policy_that_names_signers_counts_only_their_bundles(made: Make) -> None:
+    policy = example_policy("smoke", signers=("5" * 64,))
+    unsigned = made(policy)
+    assert "unsigned" in _decide(unsigned, policy=policy).reasons[0]
+    by_stranger = _signed(unsigned, "6" * 64)
+    assert "signed by 6666" in _decide(by_stranger, policy=policy).reasons[0]
+    assert _decide(_signed(unsigned, "5" * 64), policy=policy).answer is Answer.ADMITTED
+
+
+def test_a_stage_that_nobody_ran_is_missing(made: Make) -> None:
+    checks = only(example_plan(scene="passing"), lambda c: c.stage != "evals").checks
+    verdict = _decide(made(checks=checks))
+    assert [(m.stage.value, m.why) for m in verdict.missing] == [("evals", "no bundle has evidence on cpu")]
+
+
+def test_an_architecture_without_an_audit_is_missing(made: Make) -> None:
+    checks = only(example_plan(scene="passing"), lambda c: not c.id.endswith("/sm_100a")).checks
+    verdict = _decide(made(checks=checks))
+    assert [(m.stage.value, m.arch) for m in verdict.missing] == [("audit", "sm_100a")]
+
+
+def test_evidence_below_the_tier_is_not_enough(made: Make) -> None:
+    proofs = tuple(p.model_copy(update={"tier": Tier.NODE}) if p.stage == "sweep" else p for p in FAST.proofs)
+    policy = example_policy("fast_track", proofs=proofs)
+    verdict = _decide(made(policy), made(policy, gpu=True, name="h200"), policy=policy)
+    assert [(m.stage.value, m.arch, m.why) for m in verdict.missing] == [
+        ("sweep", "sm_90a", "6 checks passed below tier node")
+    ]
+    assert verdict.missing[0].where == "a machine with several sm_90a GPUs"
+
+
+def test_a_subject_that_the_policy_names_must_be_there(made: Make) -> None:
+    proofs = tuple(
+        p.model_copy(update={"subjects": ("drift", "gpqa")}) if p.stage == "evals" else p
+        for p in SMOKE.proofs
+    )
+    policy = example_policy("smoke", proofs=proofs)
+    verdict = _decide(made(policy), policy=policy)
+    assert [m.why for m in verdict.missing] == ["no check of gpqa"]
+
+
+def test_every_required_check_must_pass_and_the_open_ones_are_named(made: Make) -> None:
+    verdict = _decide(made(scene="mixed"))
+    assert verdict.exit_code == 1
+    missing = {(m.stage.value, m.arch): m for m in verdict.missing}
+    assert missing["coverage", "cpu"].checks == ("coverage/poison/attn_res",)
+    assert missing["coverage", "cpu"].why == "1 of 10 required checks did not pass (1 NO_EVIDENCE)"
+    assert missing["audit", "sm_100a"].checks == ("audit/kda_step/sm_100a",)
+    assert ("audit", "sm_90a") not in missing
+
+
+def test_a_check_that_is_not_required_fails_nothing(made: Make) -> None:
+    verdict = _decide(made())
+    assert _row(verdict, "evals", "cpu").checks == 2  # the third is SKIPPED and not required
+
+
+def test_the_strongest_tier_wins(made: Make) -> None:
+    weak = made(FAST, name="weak", gpu=True, scene="mixed")
+    strong = _retiered(made(FAST, gpu=True, name="strong"), Tier.NODE)
+    weak_only_inconclusive = _with_statuses(weak, {Status.FAIL: Status.INCONCLUSIVE})
+    verdict = _decide(made(FAST), weak_only_inconclusive, strong, policy=FAST)
+    assert verdict.answer is Answer.ADMITTED
+    assert _row(verdict, "kernels", "sm_90a").found_tier is Tier.NODE
+
+
+def test_a_weaker_pass_does_not_cover_a_stronger_tiers_open_answer(made: Make) -> None:
+    strong = _with_statuses(
+        _retiered(made(FAST, gpu=True, scene="mixed", name="strong"), Tier.NODE),
+        {Status.FAIL: Status.INCONCLUSIVE},
+    )
+    verdict = _decide(made(FAST), made(FAST, gpu=True, name="weak"), strong, policy=FAST)
+    assert _row(verdict, "evals", "sm_90a").why == "1 of 2 required checks did not pass (1 INCONCLUSIVE)"
+
+
+def test_a_pass_in_one_bundle_and_a_fail_in_another_contradict_and_fail(made: Make) -> None:
+    verdict = _decide(made(), made(scene="mixed", name="other"))
+    assert verdict.exit_code == 1
+    spill = next(c for c in verdict.contradictions if c.check == "audit/kda_step/sm_100a")
+    assert spill.contributions == (
+        Contribution(bundle="run", tier=Tier.SMOKE, status=Status.PASS),
+        Contribution(bundle="other", tier=Tier.SMOKE, status=Status.FAIL),
+    )
+    assert "passes in one bundle and fails in another" in verdict.reasons[0]
+
+
+def test_a_pass_beside_an_open_answer_of_the_same_tier_is_no_contradiction(made: Make) -> None:
+    again = _with_statuses(made(scene="mixed", name="other"), {Status.FAIL: Status.INCONCLUSIVE})
+    verdict = _decide(made(), again)
+    assert verdict.contradictions == ()
+    assert verdict.answer is Answer.ADMITTED
+
+
+def test_the_same_check_on_two_architectures_is_two_proofs(made: Make) -> None:
+    verdict = _decide(made(FAST), made(FAST, gpu=True, scene="mixed", name="h200"), policy=FAST)
+    clashes = {c.check for c in verdict.contradictions}
+    assert "coverage/poison/attn_res" not in clashes
+    assert _row(verdict, "coverage", "cpu").is_met
+    assert not _row(verdict, "coverage", "sm_90a").is_met
+
+
+def _ops_of_file(path: str) -> tuple[str, ...]:
+    return ("kda_step",) if path.endswith("kda_step.py") else ()
+
+
+def _moved(*paths: str) -> dict[Sha, Move]:
+    return {HEAD: Move(paths, "kernels/k3_decode/", _ops_of_file)}
+
+
+def test_a_new_head_that_changes_one_op_makes_its_evidence_stale(made: Make) -> None:
+    verdict = _decide(made(), head=NEW_HEAD, moves=_moved("kernels/k3_decode/cute/kda_step.py"))
+    stale = {s.check for s in verdict.stale}
+    assert "kernels/kda_step/cpu.tp1.dcp1.b1.c64.d0.bf16.decode" in stale
+    assert "audit/kda_step/sm_90a" in stale
+    assert "coverage/poison/kda_step" in stale
+    assert "evals/drift/canary" in stale
+    assert "isolation/zones/change" in stale
+    assert not any("router" in check for check in stale)
+    assert _row(verdict, "kernels", "cpu").stale == 3
+    assert _row(verdict, "audit", "sm_90a").passed == 2
+
+
+def test_a_new_head_that_touches_only_prose_and_tests_leaves_all_but_isolation_fresh(made: Make) -> None:
+    verdict = _decide(made(), head=NEW_HEAD, moves=_moved("README.md", "tests/test_x.py"))
+    assert {s.check.split("/")[0] for s in verdict.stale} == {"isolation"}
+
+
+def test_a_new_head_that_changes_code_outside_the_pack_ends_what_ran_but_not_the_audit(made: Make) -> None:
+    verdict = _decide(made(), head=NEW_HEAD, moves=_moved("vllm/model_executor/layers/x.py"))
+    assert [m.stage.value for m in verdict.missing] == ["isolation", "kernels", "coverage", "evals", "sweep"]
+
+
+def test_fresh_evidence_beside_stale_evidence_is_enough(made: Make) -> None:
+    change = example_plan(scene="passing").change.model_copy(update={"head": NEW_HEAD})
+    fresh = made(name="fresh", change=change)
+    verdict = _decide(made(), fresh, head=NEW_HEAD)
+    assert verdict.answer is Answer.ADMITTED
+    assert verdict.stale == ()
+
+
+def test_waivers_are_printed_with_what_they_cover(made: Make) -> None:
+    waiver = _decide(made()).waivers[0]
+    assert (waiver.rule, waiver.owner, waiver.findings, waiver.is_expired) == (
+        "new_dependency",
+        "gatekeeper",
+        1,
+        False,
+    )
+
+
+def test_a_finding_whose_waiver_has_lapsed_is_a_finding_again(made: Make) -> None:
+    verdict = decide([made()], SMOKE, today=date(2027, 7, 1))
+    assert verdict.exit_code == 1
+    assert "was waived, and no waiver in force covers it any more" in verdict.reasons[0]
+    assert verdict.waivers[0].is_expired
+
+
+def test_a_finding_that_claims_a_waiver_the_policy_does_not_have_is_not_waived(tmp_path: Path) -> None:
+    finding = Finding(
+        rule="zones", severity=Severity.ERROR, message="x", path="vllm/x.py", waived="me: trust me"
+    )
+
+    def samples(check: Check) -> Samples:
+        taken = example_samples(check, Tier.SMOKE, "passing")
+        is_zones = check.id == "isolation/zones/change"
+        return taken.model_copy(update={"findings": (finding,)}) if is_zones else taken
+
+    folder = write_example(tmp_path / "run", example_plan(scene="passing"), samples=samples)
+    verdict = _decide(load_submission(folder, judge))
+    assert verdict.exit_code == 1
+    assert "zones at vllm/x.py was waived" in verdict.reasons[0]
+
+
+def test_a_policy_without_required_proofs_admits_nothing(made: Make) -> None:
+    policy = example_policy("smoke", proofs=(Proof(stage=StageName.SWEEP, is_required=False),))
+    checks = only(example_plan(scene="passing"), lambda c: c.stage == "sweep").checks
+    verdict = _decide(made(policy, checks=checks), policy=policy)
+    assert verdict.exit_code == 1
+    assert "demands no proof" in verdict.reasons[0]
+
+
+def test_a_verdict_that_admits_with_something_missing_cannot_be_built(made: Make) -> None:
+    rejected = _decide(made(scene="mixed"))
+    with pytest.raises(ValueError, match="admitted needs"):
+        Verdict.model_validate({**rejected.model_dump(), "answer": "admitted", "exit_code": 0})
+    with pytest.raises(ValueError, match="has exit code"):
+        Verdict.model_validate({**rejected.model_dump(), "exit_code": 0})
+
+
+def test_ten_bundles_are_decided_in_under_a_second(made: Make) -> None:
+    one = made()
+    bundles = [Submission(f"run{i}", one.verification, one.plan, one.outcomes) for i in range(10)]
+    begun = time.process_time()
+    assert decide(bundles, SMOKE, today=TODAY).answer is Answer.ADMITTED
+    assert time.process_time() - begun < 1.0
+
+
+def _signed(submission: Submission, signer: str) -> Submission:
+    verification = submission.verification.model_copy(update={"signer": signer})
+    return Submission(submission.name, verification, submission.plan, submission.outcomes)
+
+
+def _retiered(submission: Submission, tier: Tier) -> Submission:
+    """As if a stronger machine had made it."""
+    plan: Plan | None = submission.plan.model_copy(update={"tier": tier}) if submission.plan else None
+    outcomes = tuple(o.model_copy(update={"tier": tier}) for o in submission.outcomes)
+    return Submission(submission.name, submission.verification, plan, outcomes)
+
+
+def _with_statuses(submission: Submission, changes: dict[Status, Status]) -> Submission:
+    outcomes = tuple(
+        o.model_copy(update={"status": changes.get(o.status, o.status)}) for o in submission.outcomes
+    )
+    return Submission(submission.name, submission.verification, submission.plan, outcomes)
