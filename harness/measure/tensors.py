@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 __all__ = [
     "WORST",
@@ -51,6 +51,20 @@ POISON_BITS: dict[torch.dtype, tuple[torch.dtype, int]] = {
     torch.bool: (torch.uint8, 1),
 }
 """By dtype: the integer type of its bits, and the poison."""
+LOOKS = frozenset(
+    {
+        "__get__",
+        "stride",
+        "size",
+        "dim",
+        "numel",
+        "is_contiguous",
+        "element_size",
+        "data_ptr",
+        "storage_offset",
+    }
+)
+"""Calls that look at a tensor and compute nothing."""
 MANTISSA_BITS = {
     torch.bfloat16: 7, torch.float16: 10, torch.float32: 23, torch.float64: 52, torch.float8_e4m3fn: 3,
 }  # fmt: skip
@@ -90,18 +104,20 @@ class Guarded:
         """
         found = []
         for name, buffer in self._buffers.items():
+            before = self._before[name]
+            if torch.equal(buffer, before):
+                continue
             start, size = self._spans[name]
-            moved = buffer != self._before[name]
+            tensor = self.args[name]
+            moved = buffer != before
             bands = int(moved[:start].sum()) + int(moved[start + size :].sum())
             inner = moved[start : start + size]
-            tensor = self.args[name]
-            elements = _byte_mask(tensor, size, None)
-            gaps = int((inner & ~elements).sum())
-            allowed = torch.zeros_like(elements)
-            kind = "input"
+            gaps = 0 if tensor.is_contiguous() else int((inner & ~_byte_mask(tensor, size, None)).sum())
+            kind, wrong = "input", int(inner.sum()) - gaps
             if name in may_change:
-                allowed, kind = _byte_mask(tensor, size, may_change[name]), "untouched_state"
-            wrong = int((inner & elements & ~allowed).sum())
+                mask = may_change[name]
+                kind = "untouched_state"
+                wrong = 0 if mask is None else wrong - int((inner & _byte_mask(tensor, size, mask)).sum())
             found += [Touch(name, k, n) for k, n in (("guard", bands), ("gap", gaps), (kind, wrong)) if n]
         return tuple(found)
 
@@ -232,22 +248,24 @@ def token_errors(
 
 
 def operations_of(work: Callable[[], object]) -> tuple[str, ...]:
-    """Every torch operation that `work` dispatches, in order, with the dtypes and shapes that it reads."""
+    """Every torch function that `work` calls, in order, with the dtypes and shapes that it reads."""
     seen: list[str] = []
 
-    class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        def __torch_dispatch__(
+    class Recorder(TorchFunctionMode):
+        def __torch_function__(
             self,
             func: Any,
             types: Sequence[type],
             args: Sequence[Any] = (),
             kwargs: Mapping[str, Any] | None = None,
         ) -> Any:
-            read = [a for a in (*args, *(kwargs or {}).values()) if isinstance(a, torch.Tensor)]
-            seen.append(f"{func}({', '.join(f'{t.dtype}{tuple(t.shape)}' for t in read)})")
+            name = getattr(func, "__name__", str(func))
+            if name not in LOOKS:
+                read = [a for a in (*args, *(kwargs or {}).values()) if isinstance(a, torch.Tensor)]
+                seen.append(f"{name}({', '.join(f'{t.dtype}{tuple(t.shape)}' for t in read)})")
             return func(*args, **(kwargs or {}))
 
-    with Recorder():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    with Recorder():
         work()
     return tuple(seen)
 

@@ -24,7 +24,7 @@ CONTROL_STEP = 1.25
 SMOKE_BATCHES, SMOKE_CONTEXTS = (1, 3, 8), (1, 64, 65, 200)
 """On a CPU: a page of 64 tokens and one more, and a context of several pages. 3 is no bucket's edge."""
 CONTEXTS = (1, 63, 64, 65, 1024, 4096, 65536)
-SMOKE_BYTES, SMOKE_OPERATIONS = 48 * 2**20, 2 * 10**9
+SMOKE_BYTES, SMOKE_OPERATIONS = 12 * 2**20, 10**9
 """Most that one call at the claimed model's rank shapes may move and compute on a CPU."""
 ALL_EXPERTS = 4096
 """More experts than a model has: weights of all of them are made, whatever one call touches."""
