@@ -40,7 +40,7 @@ def test_what_is_refused_names_the_file_and_what_to_do(text: str, told: str) -> 
 
 
 def test_a_deep_document_is_refused_before_a_tree_is_built() -> None:
-    with pytest.raises(InputError, match="more than 32 levels|this is no YAML"):
+    with pytest.raises(InputError, match=r"more than 32 levels|this is no YAML"):
         parse_yaml("[" * 100_000, "f.yaml")
 
 

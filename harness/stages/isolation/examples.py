@@ -7,6 +7,7 @@ that misses its planted violation cannot be trusted to have found none.
 import difflib
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from harness.domain.change import ChangedFile, FileKind, Hunk
@@ -70,12 +71,16 @@ class Trial(NamedTuple):
         return self.found == self.expected and self.wanted_line in (None, self.line)
 
 
-def try_rule(rule: Rule) -> Iterator[Trial]:
-    """Every example of a rule."""
-    for example in rule.examples:
-        matches = try_example(rule, example)
-        line = matches[0].line if matches else None
-        yield Trial(rule.id, example.name, example.matches, bool(matches), line, example.line)
+@lru_cache(maxsize=512)
+def try_rule(rule: Rule) -> tuple[Trial, ...]:
+    """Every example of a rule; tried once in a process, as neither rule nor code changes in it."""
+    return tuple(_try(rule, example) for example in rule.examples)
+
+
+def _try(rule: Rule, example: Example) -> Trial:
+    matches = try_example(rule, example)
+    line = matches[0].line if matches else None
+    return Trial(rule.id, example.name, example.matches, bool(matches), line, example.line)
 
 
 def try_example(rule: Rule, example: Example) -> tuple[Match, ...]:

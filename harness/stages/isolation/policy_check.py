@@ -73,7 +73,7 @@ def _check_rule(rule: Rule) -> RuleReport:
         problem = f"detector {rule.detector!r} does not exist; known are {known}"
         return RuleReport(rule=rule.id, examples=0, problems=(problem,), unexercised=())
     try:
-        trials = tuple(try_rule(rule))
+        trials = try_rule(rule)
         unexercised = tuple(p for p in rule.patterns if not _is_exercised(rule, p))
     except InputError as error:
         return RuleReport(rule=rule.id, examples=0, problems=(str(error),), unexercised=())
