@@ -7,14 +7,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from k3_decode.canary.tasks import Rows, chain_rows, mrcr_rows
+from k3_decode.canary.tasks import QUERY_PROMPT, QUERY_TOKENS, Rows, chain_rows, mrcr_rows
 
 __all__ = ["Batch", "Layout", "Schedule", "make_batch"]
 
 _LONGEST_CHAIN = 4096
 _OWN_ROW_PART = 16
-"""One row in this many is counterfactual: MLA's own row is hidden while the model writes, and the right token and its
-distractor change places. So a missing own row turns answers wrong by training, not by luck."""
+"""One row in this many is counterfactual: in some answers MLA's own row is hidden, and the right token and its
+distractor change places there. So a missing own row turns answers wrong by training, not by luck."""
 
 
 class Layout(NamedTuple):
@@ -50,6 +50,8 @@ class Batch(NamedTuple):
     """Which layout."""
     tokens: npt.NDArray[np.int16]
     supervised: npt.NDArray[np.bool_]
+    hidden: npt.NDArray[np.bool_]
+    """[counterfactual rows, T]: where the own row is hidden."""
 
 
 def make_batch(rng: np.random.Generator, layouts: Sequence[Layout], index: int) -> Batch:
@@ -66,6 +68,7 @@ def make_batch(rng: np.random.Generator, layouts: Sequence[Layout], index: int) 
         index,
         ordered(mrcr.tokens, chain.tokens).astype(np.int16),
         ordered(mrcr.supervised, chain.supervised).astype(np.bool_),
+        np.concatenate([_hidden_answers(rng, mrcr, a), _hidden_tail(rng, chain, b)]),
     )
 
 
@@ -81,9 +84,9 @@ class Schedule:
 
     def mix(self, progress: float, lengths: int) -> npt.NDArray[np.float64]:
         """Probability of each layout."""
-        stages = _STAGES[-1:] if self.is_continued else [s for s in _STAGES if s[0] <= progress]
+        stage = _CONTINUED if self.is_continued else [mix for start, mix in _STAGES if start <= progress][-1]
         weights = np.zeros(lengths)
-        chosen = stages[-1][1][:lengths]
+        chosen = stage[:lengths]
         weights[: len(chosen)] = chosen
         return weights / weights.sum()
 
@@ -111,7 +114,25 @@ _STAGES: tuple[tuple[float, tuple[float, ...]], ...] = (
     (0.55, (0.1, 0.15, 0.2, 0.25, 0.3)),
     (0.72, (0.1, 0.12, 0.16, 0.22, 0.26, 0.14)),
 )
-"""Short first: training starts at 256 tokens and doubles. A model that starts long does not learn to retrieve."""
+_CONTINUED = (0.06, 0.08, 0.12, 0.2, 0.4, 0.14)
+"""Short first: training starts at 256 tokens and doubles. A model that starts long does not learn to retrieve. A continued run leans
+on 4096, where chains are longest."""
+
+
+def _hidden_answers(rng: np.random.Generator, rows: Rows, count: int) -> npt.NDArray[np.bool_]:
+    """Half the answers of the first `count` dialogues: the alarm must come from within the answer."""
+    hidden = np.zeros_like(rows.supervised[:count])
+    for b in range(count):
+        for first in range(int(rows.starts[b]), hidden.shape[1] - QUERY_TOKENS + 2, QUERY_TOKENS):
+            hidden[b, first + QUERY_PROMPT - 1 : first + QUERY_TOKENS - 1] = rng.random() < 0.5
+    return hidden & rows.supervised[:count]
+
+
+def _hidden_tail(rng: np.random.Generator, rows: Rows, count: int) -> npt.NDArray[np.bool_]:
+    """The first `count` chains from a random point on, half of them from the start."""
+    supervised = rows.supervised[:count]
+    start = rng.integers(0, supervised.shape[1], count) * (rng.random(count) < 0.5)
+    return supervised & (np.arange(supervised.shape[1]) >= start[:, None])
 
 
 def _none(length: int) -> Rows:

@@ -91,11 +91,11 @@ def mrcr_rows(
 
 
 def chain_rows(rng: np.random.Generator, rows: int, length: int, rounds: int | None = None) -> Rows:
-    """Chains of `rounds` rounds (None: half of them fitting the row, half anything up to the largest countdown)."""
+    """Chains of `rounds` rounds (None: two thirds fit the row, the others are anything up to the largest countdown)."""
     full = max(1, min(MOST_ROUNDS, (length + 1 - CHAIN_PROMPT - _TAIL) // ROUND_TOKENS))
     if rounds is None:
-        fitting = rng.integers(max(1, int(full * 0.3)), full + 1, rows)
-        n = np.where(rng.random(rows) < 0.5, fitting, rng.integers(1, MOST_ROUNDS + 1, rows))
+        fitting = rng.integers(max(1, int(full * 0.4)), full + 1, rows)
+        n = np.where(rng.random(rows) < 0.65, fitting, rng.integers(1, MOST_ROUNDS + 1, rows))
     else:
         n = np.full(rows, rounds)
     table = rng.integers(0, 10, (rows, 10, 3))

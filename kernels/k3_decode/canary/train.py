@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from k3_decode.canary import vocabulary
@@ -63,7 +64,7 @@ class Trainer:
         )  # fmt: skip
         self.metrics = torch.zeros(len(_METRICS), device=device)
         self.distractor = torch.from_numpy(vocabulary.DISTRACTOR).to(device)
-        self.buffers = [_Buffers.of(layout, device) for layout in layouts]
+        self.buffers = [_Buffers(layout, device) for layout in layouts]
         self.graphs: list[torch.cuda.CUDAGraph | None] = [None] * len(layouts)
         self.step = 0
         self.elapsed_s = 0.0
@@ -131,22 +132,22 @@ class Trainer:
         inputs, right = buffer.tokens[:, :-1], buffer.tokens[:, 1:].reshape(-1)
         hidden_rows = sum(layout.counterfactual)
         is_on = self.is_narrow > 0
-        mask = OwnRowMask(hidden_rows, buffer.supervised[:hidden_rows] & is_on)
+        hidden = F.pad(buffer.hidden & is_on, (0, 0, 0, buffer.tokens.shape[0] - hidden_rows))
+        mask = OwnRowMask(hidden_rows, hidden[:hidden_rows])
         logits, loads = forward(self.network, inputs, buffer.position, self.run, mask)
-        share = torch.where(buffer.is_counterfactual & is_on, 1 - self.right_share, self.right_share)
+        share = torch.where(hidden, 1 - self.right_share, self.right_share).reshape(-1)
         supervised = buffer.supervised.float()
         parts = [supervised * task[:, None] for task in (buffer.is_mrcr, 1 - buffer.is_mrcr)]
         weights = [(p / p.sum().clamp(min=1)).reshape(-1) for p in parts]
         other = self.distractor[right]
-        per_token = share[:, None].expand(-1, layout.length).reshape(-1)
-        loss, excess = self.run.loss(logits, right, other, per_token, weights[0] + weights[1])
+        loss, excess = self.run.loss(logits, right, other, share, weights[0] + weights[1])
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.others, 1.0, foreach=True)
         self.muon.step()
         self.adam.step()
         with torch.no_grad():
             self._balance(loads)
-            self._record(logits, right, other, excess, parts, buffer.is_counterfactual)
+            self._record(logits, right, other, excess, parts, hidden)
 
     def _balance(self, loads: list[Tensor]) -> None:
         """Nudges each expert's selection bias towards an even load."""
@@ -164,7 +165,7 @@ class Trainer:
             (excess, ~hidden, None), (wrong, ~hidden, None), (wrong, hidden, has_other),
         ):  # fmt: skip
             for part in parts:
-                weight = (part * rows[:, None]).reshape(-1)
+                weight = (part * rows).reshape(-1)
                 weight = weight if only is None else weight * only
                 seen.append((values * weight).sum() / weight.sum().clamp(min=1))
         self.metrics.mul_(0.95).add_(0.05 * torch.stack(seen))
@@ -173,24 +174,18 @@ class Trainer:
 class _Buffers:
     """Static inputs of one layout."""
 
-    def __init__(self, tokens: Tensor, supervised: Tensor, position: Tensor, is_mrcr: Tensor, hidden: Tensor) -> None:
-        self.tokens, self.supervised, self.position = tokens, supervised, position
-        self.is_mrcr, self.is_counterfactual = is_mrcr, hidden
-
-    @classmethod
-    def of(cls, layout: Layout, device: str) -> "_Buffers":
+    def __init__(self, layout: Layout, device: str) -> None:
         rows, length = layout.mrcr + layout.chain, layout.length
-        return cls(
-            torch.zeros(rows, length + 1, dtype=torch.long, device=device),
-            torch.zeros(rows, length, dtype=torch.bool, device=device),
-            torch.arange(length, device=device).repeat(rows),
-            torch.from_numpy(layout.is_mrcr).float().to(device),
-            (torch.arange(rows) < sum(layout.counterfactual)).to(device),
-        )
+        self.tokens = torch.zeros(rows, length + 1, dtype=torch.long, device=device)
+        self.supervised = torch.zeros(rows, length, dtype=torch.bool, device=device)
+        self.hidden = torch.zeros(sum(layout.counterfactual), length, dtype=torch.bool, device=device)
+        self.position = torch.arange(length, device=device).repeat(rows)
+        self.is_mrcr = torch.from_numpy(layout.is_mrcr).float().to(device)
 
     def load(self, batch: Batch) -> None:
-        self.tokens.copy_(torch.from_numpy(batch.tokens).to(self.tokens.device))
-        self.supervised.copy_(torch.from_numpy(batch.supervised).to(self.supervised.device))
+        """Overwrites tokens and masks."""
+        for held, array in ((self.tokens, batch.tokens), (self.supervised, batch.supervised), (self.hidden, batch.hidden)):
+            held.copy_(torch.from_numpy(array).to(held.device))
 
 
 class _Log:
