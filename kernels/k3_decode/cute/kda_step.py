@@ -40,7 +40,7 @@ from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Form", "form_of", "kda_step", "variants"]
+__all__ = ["Form", "form_of", "kda_step", "name_of", "variants"]
 
 OP_INDEX = 2
 """Place of the op in the launch counters."""
@@ -569,7 +569,7 @@ def kda_step(
     )  # fmt: skip
 
 
-def _name(form: Form) -> str:
+def name_of(form: Form) -> str:
     mode = ("decode", "verify", "accepted")[form.mode]
     size = f"c{form.split}_t{form.steps}_{form.threads}{'_ahead' if form.is_ahead else ''}_b{form.blocks}"
     return f"kda_step_{size}_{mode}{'' if form.has_bound else '_softplus'}"
@@ -592,7 +592,7 @@ def variants() -> tuple[Variant, ...]:
     return tuple(
         Variant(
             op="kda_step",
-            name=_name(form),
+            name=name_of(form),
             architectures=DISPATCHED + COMPILED,
             compile=lambda form=form: _compile(form),  # type: ignore[misc]
             parameters=roles,
