@@ -46,9 +46,9 @@ class OpTiming(Record):
     """Stock over stock: how far from 1 a ratio may be by noise alone."""
     null_low: float
     null_high: float
-    moved_bytes: int
-    """What one call must move, by formula."""
-    optimised_gb_per_s: float
+    moved_bytes: int | None
+    """What one call must move, by formula; None at shapes other than the claimed model's."""
+    optimised_gb_per_s: float | None
     blocks: int
     copies: int
 
@@ -102,7 +102,7 @@ def _timing(
     copies: int,
     device: str,
 ) -> OpTiming:
-    moved, _ = pack.traffic(op, cell, None) if model == pack.claimed_model else (0, 0)
+    moved = pack.traffic(op, cell, None)[0] if model == pack.claimed_model else None
     return OpTiming(
         op=op,
         model=model,
@@ -120,7 +120,7 @@ def _timing(
         null_low=null.low,
         null_high=null.high,
         moved_bytes=moved,
-        optimised_gb_per_s=moved / found.other_us / 1e3,
+        optimised_gb_per_s=None if moved is None else moved / found.other_us / 1e3,
         blocks=blocks,
         copies=copies,
     )

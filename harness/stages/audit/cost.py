@@ -26,7 +26,8 @@ REGISTER_UNIT = 256
 RESERVED_SHARED_BYTES = 1024
 """Shared memory that the driver takes for each block."""
 RESOURCE_COLUMNS = (
-    "registers", "frame_bytes", "shared_bytes", "dynamic_shared_bytes", "named_barriers", "mbarriers", "threads",
+    "registers", "frame_bytes", "shared_bytes", "dynamic_shared_bytes", "named_barriers", "mbarriers",
+    "threads",
 )  # fmt: skip
 
 

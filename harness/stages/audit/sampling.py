@@ -145,7 +145,7 @@ def _subjects(programs: tuple[Program, ...]) -> Iterator[tuple[str, Program]]:
 
 
 def _numbers(program: Program, tensors: int) -> frozenset[int]:
-    """Ordinals of plain 8-byte parameters, where the kernel has more wide parameters than declared tensors."""
+    """Ordinals of plain 8-byte parameters, where a kernel has more wide parameters than declared tensors."""
     wide = [slot for slot in program.slots if slot.may_hold_pointer]
     return frozenset(s.ordinal for s in wide if not s.is_record) if len(wide) != tensors else frozenset()
 
