@@ -77,10 +77,9 @@ def test_splitting_a_sequence_anywhere_gives_the_same_state(path: Path, seed: in
     """Eight tokens as a verify step of `split` rows and one of the rest, against one token a step."""
     args = settled(arguments(seed, requests=1, rows=8))
     packed, slots = tensor(args["packed"]), tensor(args["slots"])
-    first = path(
-        {**args, "packed": packed[:split], "slots": slots[:, :split], "rows": split, "out": args["out"]}
-        | {"out": tensor(args["out"])[:split]}
-    )
+    out = tensor(args["out"])
+    begin = {"packed": packed[:split], "slots": slots[:, :split], "rows": split, "out": out[:split]}
+    first = path({**args, **begin})
     state = tensor(first["state"]).clone()
     window = tensor(first["conv_state"]).clone()
     state[slots[0, 0]] = state[slots[0, split - 1]].clone()
@@ -93,7 +92,7 @@ def test_splitting_a_sequence_anywhere_gives_the_same_state(path: Path, seed: in
             "rows": 8 - split,
             "state": state.float(),
             "conv_state": window,
-            "out": tensor(args["out"])[split:],
+            "out": out[split:],
         }
     )
     single = {**args, "slots": slots[:, :1], "out": tensor(args["out"])[:1]}
@@ -101,10 +100,8 @@ def test_splitting_a_sequence_anywhere_gives_the_same_state(path: Path, seed: in
 
     end, home = slots[0, 8 - split - 1], slots[0, 0]
     assert deviation(tensor(second["state"])[end], tensor(whole["state"])[home].double()) < TOLERANCE
-    assert same_bits(
-        tensor(second["conv_state"])[home, 8 - split - 1 : 8 - split + 2],
-        tensor(whole["conv_state"])[home, :3],
-    )
+    newest = tensor(second["conv_state"])[home, 7 - split : 10 - split]
+    assert same_bits(newest, tensor(whole["conv_state"])[home, :3])
     parts = torch.cat((tensor(first["out"]).double(), tensor(second["out"]).double()))
     assert deviation(parts, outs) < 2.0**-7
 
@@ -151,9 +148,7 @@ def test_chunked_prefill_meets_the_step_form_at_any_seam(
 @every_path
 @settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), order=st.permutations(range(4)))
-def test_permuting_requests_permutes_outputs_and_nothing_else(
-    path: Path, seed: int, order: list[int]
-) -> None:
+def test_permuting_requests_permutes_outputs_alone(path: Path, seed: int, order: list[int]) -> None:
     args = arguments(seed, requests=4)
     plain = path(args)
     mixed = path({**args, "packed": tensor(args["packed"])[order], "slots": tensor(args["slots"])[order]})
@@ -165,9 +160,7 @@ def test_permuting_requests_permutes_outputs_and_nothing_else(
 @every_path
 @settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 3))
-def test_a_null_request_writes_nothing_and_reads_zero_whatever_it_holds(
-    path: Path, seed: int, rows: int
-) -> None:
+def test_a_null_request_writes_nothing_and_reads_zero(path: Path, seed: int, rows: int) -> None:
     args = arguments(seed, requests=4, rows=rows, regime="null_slots")
     null = tensor(args["slots"])[:, 0] <= 0
     assert null.tolist() == [False, True, False, True]

@@ -183,7 +183,7 @@ def test_kda_writes_a_value_and_reads_it_back_with_its_key() -> None:
 
 
 def fla_naive() -> Any:
-    """fla's naive KDA module, loaded from its file, as the package wants triton; skips where it is missing."""
+    """The naive KDA module of fla, from its file: the package wants triton. Skips where it is missing."""
     package = importlib.util.find_spec("fla")
     if package is None or importlib.util.find_spec("einops") is None:
         pytest.skip("fla-core and einops are not installed")
@@ -198,7 +198,7 @@ def fla_naive() -> Any:
 
 
 def test_kda_agrees_with_flas_naive_reference() -> None:
-    """Their recurrence takes normalised q and k and log-decays, so it is given what the formulas make of ours."""
+    """Their recurrence takes normalised q and k and log-decays: what the formulas make of our inputs."""
     naive = fla_naive()
     generator = torch.Generator().manual_seed(4)
     tokens, heads = 8, 2
