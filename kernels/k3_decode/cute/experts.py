@@ -46,11 +46,9 @@ __all__ = ["Form", "PreparedExperts", "experts", "prepare", "variants", "workspa
 OP_INDEX = 5
 """Place of the op in the launch counters."""
 WARPS = 16
-"""Warps that multiply."""
+THREADS = 32 * WARPS
 FINISHERS = 2
-"""Warps that add the K slices of finished tiles and apply SiTU, so that nobody else waits for it."""
-ALL_WARPS = WARPS + FINISHERS
-THREADS = 32 * ALL_WARPS
+"""Warps that in phase 1 add the K slices of finished tiles and apply SiTU, so that nobody else waits for it."""
 COLUMNS = 8
 """Tokens of one expert that a matrix instruction takes at once."""
 HIDDEN_EXPONENT = 9
@@ -79,7 +77,7 @@ class Form:
     def slices(self) -> int:
         """K slices of phase 1, one a warp."""
         total = self.latent // mxfp4.GROUP
-        return max(n for n in range(1, WARPS + 1) if total % n == 0)
+        return max(n for n in range(1, WARPS - FINISHERS + 1) if total % n == 0)
 
     @property
     def slice_groups(self) -> int:
@@ -133,7 +131,7 @@ class Form:
     @property
     def scratch_bytes(self) -> int:
         """Partial sums of phase 1, then the accumulators of phase 2."""
-        return max(self.buffers * WARPS * 512, WARPS * self.capacity * 64)
+        return max(self.buffers * self.slices * 512, WARPS * self.capacity * 64)
 
     @property
     def ring_bytes(self) -> int:
@@ -180,7 +178,7 @@ def _expert_chain(
     counts_at = shares_at + 4 * form.pairs
     sums_at = counts_at + 4 * form.experts
 
-    if lane == 0 and warp < WARPS:
+    if lane == 0:
         ring.make_barriers(bars_at, form.stages)
     for e in cutlass.range_constexpr((form.experts + THREADS - 1) // THREADS):
         if tid + e * THREADS < form.experts:
@@ -207,18 +205,16 @@ def _expert_chain(
         split_item = split_item - (ring.load_shared(items_at + split_item * 4) >> 16)
         split_rank = ring.load_shared(items_at + split_item * 4) & 0xFFFF
     units_a, units_b = split_item * form.tiles, (items - split_item) * form.tiles
-    first_a = bid * units_a // blocks
-    mine_a = (bid + 1) * units_a // blocks - first_a
-    back = blocks - 1 - bid
-    first_b = units_a + back * units_b // blocks
-    mine_b = units_a + (back + 1) * units_b // blocks - first_b
+    first_a, mine_a = block_range(bid, units_a, blocks)
+    first_b, mine_b = block_range(blocks - 1 - bid, units_b, blocks)
+    first_b = first_b + units_a
     mine = mine_a + mine_b
     column = warp % form.columns
     k_warp = warp // form.columns % form.k_warps
     lane_of_experts = warp // (form.columns * form.k_warps)
     loops = form.chunks // form.k_warps
     later = Int32(0)
-    if bid < form.owners and warp < WARPS:
+    if bid < form.owners:
         later = (active - lane_of_experts + form.lanes - 1) // form.lanes * loops
     w13_at = ins.byte_address(w13) + Int64(warp * size_1)
     w2_at = ins.byte_address(w2) + Int64(((bid * form.columns + column) * form.chunks + k_warp) * size_2)
@@ -280,7 +276,7 @@ def _expert_chain(
             buffer = i % form.buffers
             if i >= form.buffers:
                 ring.barrier_sync(1 + form.buffers + buffer, members)
-            place = scratch_at + (buffer * WARPS + warp) * 512 + lane * 16
+            place = scratch_at + (buffer * form.slices + warp) * 512 + lane * 16
             ins.asm(
                 "st.shared.v4.f32 [$0], {$1,$2,$3,$4};", "r,f,f,f,f",
                 [place, total[0] * factor_0, total[1] * factor_1, total[2] * factor_0, total[3] * factor_1],
@@ -295,9 +291,9 @@ def _expert_chain(
                 tile = Int32(0)
                 item = item + 1
                 is_new = Int32(1)
-    elif warp >= WARPS:
+    elif warp >= WARPS - FINISHERS:
         has_published = Int32(0)
-        for i in cutlass.range(warp - WARPS, mine, FINISHERS, unroll=1):
+        for i in cutlass.range(warp - (WARPS - FINISHERS), mine, FINISHERS, unroll=1):
             unit = first_a + i
             if i >= mine_a:
                 unit = first_b + (i - mine_a)
@@ -307,7 +303,7 @@ def _expert_chain(
             start, here = _item_tokens(unit // form.tiles, items_at, experts_at, starts_at)
             buffer = i % form.buffers
             ring.barrier_sync(1 + buffer, members)
-            sums = _gather_tile(scratch_at + buffer * (WARPS * 512) + lane * 16, form)
+            sums = _gather_tile(scratch_at + buffer * (form.slices * 512) + lane * 16, form)
             if i + form.buffers < mine:
                 ring.barrier_arrive(1 + form.buffers + buffer, members)
             _store_hidden(sums, hidden_at, start, here, unit % form.tiles, row, quarter, sorted_at, form)
@@ -315,29 +311,39 @@ def _expert_chain(
             _publish(counter_at, lane)
         _publish(counter_at + 4, lane)
         if bid < form.owners:
-            for group in cutlass.range_constexpr(2):
-                if lane == 0:
-                    ring.wait_for(counter_at + group * 4, blocks * FINISHERS)
-                cute.arch.sync_warp()
-                ring.barrier_arrive(1 + 2 * form.buffers + group, THREADS)
+            if lane == 0:
+                ring.wait_for(counter_at, blocks * FINISHERS)
+            cute.arch.sync_warp()
 
-    if bid < form.owners and warp < WARPS:
+    if bid < form.owners:
         # The first group's hidden rows are there, and no partial sums of phase 1 are left in the scratch.
-        ring.barrier_sync(1 + 2 * form.buffers, THREADS)
+        cute.arch.sync_threads()
         has_second = Int32(0)
         sums_2 = scratch_at + warp * (form.capacity * 64)
         for j in cutlass.range(lane, tokens * 4, 32, unroll=1):
             ins.asm("st.shared.v4.b32 [$0], {$1,$1,$1,$1};", "r,r", [sums_2 + j * 16, Int32(0)])
         cute.arch.sync_warp()
+        ahead = cute.make_rmem_tensor((chunk_groups * 4,), Int32)
         current = cute.make_rmem_tensor((chunk_groups * 4,), Int32)
-        for i in cutlass.range(later, unroll=1):
-            if has_second == 0 and lane_of_experts + i // loops * form.lanes >= split_rank:
-                ring.barrier_sync(2 + 2 * form.buffers, THREADS)
-                has_second = Int32(1)
+        for j in cutlass.range_constexpr(chunk_groups * 4):
+            ahead[j] = Int32(0)
+        if later > 0:
+            if lane_of_experts >= split_rank:
+                has_second = _await_second(counter_at, blocks, lane)
             _load_hidden(
-                hidden_at, current, i, Int32(0), lane_of_experts, k_warp, row, quarter,
+                hidden_at, ahead, Int32(0), Int32(0), lane_of_experts, k_warp, row, quarter,
                 experts_at, starts_at, sorted_at, form,
             )  # fmt: skip
+        for i in cutlass.range(later, unroll=1):
+            for j in cutlass.range_constexpr(chunk_groups * 4):
+                current[j] = ahead[j]
+            if i + 1 < later:
+                if has_second == 0 and lane_of_experts + (i + 1) // loops * form.lanes >= split_rank:
+                    has_second = _await_second(counter_at, blocks, lane)
+                _load_hidden(
+                    hidden_at, ahead, i + 1, Int32(0), lane_of_experts, k_warp, row, quarter,
+                    experts_at, starts_at, sorted_at, form,
+                )  # fmt: skip
             rank = lane_of_experts + i // loops * form.lanes
             count = ring.load_shared(experts_at + rank * 4) >> 16
             start = ring.load_shared(starts_at + rank * 4)
@@ -383,15 +389,24 @@ def _expert_chain(
             if stage == form.stages:
                 stage = Int32(0)
                 phase = phase ^ 1
-        if has_second == 0:
-            ring.barrier_sync(2 + 2 * form.buffers, THREADS)
-    if bid < form.owners:
         cute.arch.sync_threads()
         _write_columns(out, scratch_at, tid, bid, tokens, form)
     if tid == 0:
+        if bid < form.owners:
+            # Nothing may still be published when the last block clears the counters.
+            ring.wait_for(counter_at + 4, blocks * FINISHERS)
         ring.leave(counter_at, blocks)
         if bid == 0:
             ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
+
+
+@cute.jit
+def _await_second(counter_at: Int64, blocks: Int32, lane: Int32):
+    """One warp: wait until the second group's hidden rows are there; returns 1."""
+    if lane == 0:
+        ring.wait_for(counter_at + 4, blocks * FINISHERS)
+    cute.arch.sync_warp()
+    return Int32(1)
 
 
 @cute.jit
@@ -489,7 +504,7 @@ def _group_tokens(
         ring.store_shared(sums_at + warp * 4, scanned)
     cute.arch.sync_threads()
     whole = Int32(0)
-    if lane < ALL_WARPS:
+    if lane < WARPS:
         whole = ring.load_shared(sums_at + lane * 4)
     below = Int32(0)
     if lane < warp:
@@ -904,6 +919,12 @@ def prepare(
         codes, scales = (t[part].unflatten(1, (latent // 16, 2, 8)).flatten(0, 1) for t in (w2, w2_scale))
         second[part] = mxfp4.pack_stages(codes, scales, form.chunk_groups).view(-1, second.shape[1])
     return PreparedExperts(first.view(-1), second.view(-1), latent, inter, count)
+
+
+def block_range(block: Any, units: Any, blocks: Any) -> tuple[Any, Any]:
+    """First unit and number of units of a block: contiguous, as even as whole units allow."""
+    first = block * units // blocks
+    return first, (block + 1) * units // blocks - first
 
 
 def workspace_bytes(*, inter: int, top_k: int, tokens: int = 64) -> int:

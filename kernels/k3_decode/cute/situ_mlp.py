@@ -39,7 +39,7 @@ __all__ = ["Form", "PreparedMlp", "pack_tiles", "prepare", "situ_mlp", "variants
 
 OP_INDEX = 6
 """Place of the op in the launch counters."""
-CAPACITIES = (8, 16, 64)
+CAPACITIES = (8, 16, 32, 64)
 STEP = 16
 """K of one matrix instruction."""
 TILE = 8
@@ -52,10 +52,10 @@ FEW_BLOCKS = 96
 """Blocks that still keep an H200 busy, each with a deep ring."""
 HELD_WORDS = 56
 """Most registers of activations that a warp holds for its whole share of K; above, it loads them stage by stage."""
-STAGE_BYTES = 4096
+STAGE_BYTES = 8192
 """Aim for one stage."""
-UP_RING_BYTES, DOWN_RING_BYTES = 8192, 12288
-"""Aims for one warp's ring; blocks of both launches share a multiprocessor."""
+RING_BYTES = 12288
+"""Aim for one warp's ring; blocks of both launches share a multiprocessor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Form:
     width: int
     """K."""
     capacity: int
-    """Most tokens: 8, 16 or 64."""
+    """Most tokens: 8, 16, 32 or 64."""
     has_gate: bool
     """Whether rows are gate and up pairs, combined by SiTU."""
 
@@ -80,7 +80,7 @@ class Form:
     def tiles(self) -> int:
         """Tiles of a block: eight read the activations half as often, four make more blocks."""
         total = self.rows // TILE
-        is_wide = self.capacity > 16 and total % 8 == 0 and total // 8 * self.cluster >= FEW_BLOCKS
+        is_wide = self.capacity > 32 and total % 8 == 0 and total // 8 * self.cluster >= FEW_BLOCKS
         return 8 if is_wide else 4
 
     @property
@@ -88,7 +88,7 @@ class Form:
         """Blocks that split K."""
         if not self.has_gate:
             return 1
-        return max(n for n in (1, 2, 4) if self.width // STEP % n == 0)
+        return max(n for n in (1, 2, 4, 8) if self.width // STEP % n == 0 and n * self.capacity <= 256)
 
     @property
     def warps(self) -> int:
@@ -119,8 +119,7 @@ class Form:
     @property
     def stages(self) -> int:
         """Stages of the ring."""
-        aim = UP_RING_BYTES if self.has_gate else DOWN_RING_BYTES
-        return min(self.parts, max(2, aim // self.stage_size))
+        return min(self.parts, max(2, RING_BYTES // self.stage_size))
 
     @property
     def step_words(self) -> int:
@@ -201,11 +200,14 @@ def _product(
                     _fetch(there, ring_at + slot * size, bars_at + slot * 8, form)
     else:
         slot, phase = Int32(0), Int32(0)
+        stage_words = form.stage_steps * form.step_words
+        ahead = cute.make_rmem_tensor((stage_words,), Int32)
+        _load_stage(ahead, x_at, x.stride[0] * 2, row, tokens, form)
         for part in cutlass.range(form.parts, unroll=1):
-            values = []
-            for s in cutlass.range_constexpr(form.stage_steps):
-                at = x_at + (part * form.stage_steps + s) * (STEP * 2)
-                values.extend(_load_step(at, x.stride[0] * 2, row, tokens, form))
+            values = [ahead[j] for j in range(stage_words)]
+            if part + 1 < form.parts:
+                at = x_at + Int64(part + 1) * (form.stage_steps * STEP * 2)
+                _load_stage(ahead, at, x.stride[0] * 2, row, tokens, form)
             ring.wait(bars_at + slot * 8, phase)
             _multiply_stage(ring_at + slot * size, lane, values, sums, form)
             cute.arch.sync_warp()
@@ -294,6 +296,17 @@ def _load_step(at: Int64, stride: Any, row: Int32, tokens: Int32, form: Form) ->
         token = row + half * 8
         words.extend(_load_pair_if(at + Int64(cutlass.min(token, tokens - 1)) * stride, token < tokens))
     return words
+
+
+@cute.jit
+def _load_stage(
+    words: cute.Tensor, at: Int64, stride: Int64, row: Int32, tokens: Int32, form: cutlass.Constexpr
+):
+    """Activation fragments of a stage's steps."""
+    for s in cutlass.range_constexpr(form.stage_steps):
+        loaded = _load_step(at + s * (STEP * 2), stride, row, tokens, form)
+        for j in cutlass.range_constexpr(form.step_words):
+            words[s * form.step_words + j] = loaded[j]
 
 
 def _multiply_stage(at: Int32, lane: Int32, values: list[Int32], sums: Any, form: Form) -> None:
@@ -429,7 +442,7 @@ def situ_mlp(
 
 
 def variants() -> tuple[Variant, ...]:
-    """K3's shared expert and dense FFN at TP 1 to 16, and the small models, for 8, 16 and 64 tokens."""
+    """K3's shared expert and dense FFN at TP 1 to 16, and the small models, for 8 to 64 tokens."""
     roles = (
         ("x", "activation"), ("weight", "weight"), ("out", "output"), ("launches", "workspace"),
     )  # fmt: skip
