@@ -1,12 +1,12 @@
-"""Register-level pieces of the attention kernels: narrow and predicated accesses, transposed fragments, gate functions.
+"""Register-level pieces of the attention kernels: narrow and predicated accesses, transposed fragments, gate
+functions.
 
-Invariant: as in `instructions`, activations and states take coherent, volatile loads; nothing here reads ahead of a wait
-by itself. It leaves addresses and barriers to its callers.
+Invariant: as in `instructions`, activations and states take coherent, volatile loads; nothing here reads
+ahead of a wait by itself. It leaves addresses and barriers to its callers.
 """
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
-
 from k3_decode.cute.instructions import Words, asm
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "bf16_of",
     "bulk_load_if",
     "choose_address",
+    "copy_async_if",
     "choose_f32",
     "choose_word",
     "exp2",
@@ -96,7 +97,9 @@ def float_of(word: Int32) -> Float32:
 
 def bf16_of(value: Float32) -> Int32:
     """The bf16 rounding of `value` in the low half of a word."""
-    return asm("{.reg .b16 h; cvt.rn.bf16.f32 h, $1; cvt.u32.u16 $0, h;}", "=r,f", [value], [Int32], is_pure=True)
+    return asm(
+        "{.reg .b16 h; cvt.rn.bf16.f32 h, $1; cvt.u32.u16 $0, h;}", "=r,f", [value], [Int32], is_pure=True
+    )
 
 
 def mask_word(word: Int32, is_kept: Int32) -> Int32:
@@ -144,12 +147,20 @@ def store_pair_if(address: Int64, words: tuple[Int32, Int32], condition: Int32) 
 
 def store_word_if(address: Int64, word: Int32, condition: Int32) -> None:
     """4 bytes to device memory where `condition` is not 0."""
-    asm("{.reg .pred p; setp.ne.b32 p, $2, 0; @p st.global.b32 [$0], $1;}", "l,r,r", [address, word, condition])
+    asm(
+        "{.reg .pred p; setp.ne.b32 p, $2, 0; @p st.global.b32 [$0], $1;}",
+        "l,r,r",
+        [address, word, condition],
+    )
 
 
 def store_f32_if(address: Int64, value: Float32, condition: Int32) -> None:
     """One fp32 to device memory where `condition` is not 0."""
-    asm("{.reg .pred p; setp.ne.b32 p, $2, 0; @p st.global.f32 [$0], $1;}", "l,f,r", [address, value, condition])
+    asm(
+        "{.reg .pred p; setp.ne.b32 p, $2, 0; @p st.global.f32 [$0], $1;}",
+        "l,f,r",
+        [address, value, condition],
+    )
 
 
 def store_bf16(address: Int64, value: Float32) -> None:
@@ -185,12 +196,16 @@ def shared_store_f32x4(address: Int32, values: tuple[Float32, ...]) -> None:
 
 
 def store_remote(address: Int32, words: Words) -> None:
-    """16 bytes to the shared memory of a block of the cluster; a cluster barrier must follow before they are read."""
+    """16 bytes to the shared memory of a block of the cluster; a cluster barrier must follow before they are
+    read.
+    """
     asm("st.shared::cluster.v4.b32 [$0], {$1,$2,$3,$4};", "r,r,r,r,r", [address, *words])
 
 
 def store_remote_f32(address: Int32, value: Float32) -> None:
-    """One fp32 to the shared memory of a block of the cluster; a cluster barrier must follow before it is read."""
+    """One fp32 to the shared memory of a block of the cluster; a cluster barrier must follow before it is
+    read.
+    """
     asm("st.shared::cluster.f32 [$0], $1;", "r,f", [address, value])
 
 
@@ -238,12 +253,16 @@ def shared_store_f32x2(address: Int32, low: Float32, high: Float32) -> None:
 
 def shared_load_f32x2(address: Int32) -> tuple[Float32, Float32]:
     """Two fp32 of shared memory."""
-    values: tuple[Float32, Float32] = asm("ld.shared.v2.f32 {$0,$1}, [$2];", "=f,=f,r", [address], [Float32] * 2)
+    values: tuple[Float32, Float32] = asm(
+        "ld.shared.v2.f32 {$0,$1}, [$2];", "=f,=f,r", [address], [Float32] * 2
+    )
     return values
 
 
 def store_remote_word(address: Int32, word: Int32) -> None:
-    """4 bytes to the shared memory of a block of the cluster; a cluster barrier must follow before they are read."""
+    """4 bytes to the shared memory of a block of the cluster; a cluster barrier must follow before they are
+    read.
+    """
     asm("st.shared::cluster.b32 [$0], $1;", "r,r", [address, word])
 
 
@@ -270,14 +289,17 @@ def keep_if(value: Float32, condition: Int32) -> Float32:
 def finite_or_minus_inf(value: Float32, condition: Int32) -> Float32:
     """`value` where it is finite and `condition` is not 0, else -inf."""
     template = (
-        "{.reg .pred p, q; .reg .f32 a; abs.f32 a, $1; setp.lt.f32 p, a, 0f7F800000; setp.ne.and.b32 q, $2, 0, p; "
+        "{.reg .pred p, q; .reg .f32 a; abs.f32 a, $1; setp.lt.f32 p, a, 0f7F800000; "
+        "setp.ne.and.b32 q, $2, 0, p; "
         "selp.f32 $0, $1, 0fFF800000, q;}"
     )
     return asm(template, "=f,f,r", [value, condition], [Float32], is_pure=True)
 
 
 def store_remote_f32x2(address: Int32, low: Float32, high: Float32) -> None:
-    """Two fp32 to the shared memory of a block of the cluster; a cluster barrier must follow before they are read."""
+    """Two fp32 to the shared memory of a block of the cluster; a cluster barrier must follow before they are
+    read.
+    """
     asm("st.shared::cluster.v2.f32 [$0], {$1,$2};", "r,f,f", [address, low, high])
 
 
@@ -300,7 +322,9 @@ def store_f32(address: Int64, value: Float32) -> None:
 
 
 def expect_bytes_if(barrier: Int32, size: Int32, condition: Int32) -> None:
-    """Arrive on a shared-memory barrier and add `size` bytes to what it waits for, where `condition` is not 0."""
+    """Arrive on a shared-memory barrier and add `size` bytes to what it waits for, where `condition` is not
+    0.
+    """
     template = (
         "{.reg .pred p; .reg .b64 t; setp.ne.b32 p, $2, 0; "
         "@p mbarrier.arrive.expect_tx.shared::cta.b64 t, [$0], $1;}"
@@ -327,3 +351,9 @@ def widen_fp8(word: Int32) -> tuple[Int32, Int32]:
     )
     words: tuple[Int32, Int32] = asm(template, "=r,=r,r", [word], [Int32] * 2, is_pure=True)
     return words
+
+
+def copy_async_if(shared: Int32, address: Int64, condition: Int32) -> None:
+    """`instructions.copy_async` where `condition` is not 0; else shared memory keeps what it holds."""
+    template = "{.reg .pred p; setp.ne.b32 p, $2, 0; @p cp.async.cg.shared.global [$0], [$1], 16;}"
+    asm(template, "r,l,r", [shared, address, condition])

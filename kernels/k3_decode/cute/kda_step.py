@@ -1,26 +1,30 @@
-"""Kimi Delta Attention of one step in one kernel: convolution, gates, low-rank decay, delta rule, per-head norm and gate.
+"""Kimi Delta Attention of one step in one kernel: convolution, gates, low-rank decay, delta rule, per-head
+norm and gate.
 
-Scope: sm_90a (run), sm_100a and sm_103a (compiled). Any head count; any request count in plain decode (`rows` 1), and
-verify with 2 to 8 rows a request. Refused: rows above 8, dtypes other than bf16 activations and fp32 state, row strides
-that are no multiple of 8 elements, slot strides that are no multiple of 4 (state) or 8 (conv) elements.
+Scope: sm_90a (run), sm_100a and sm_103a (compiled). Any head count; any request count in plain decode (`rows`
+1), and verify with 2 to 8 rows a request. Refused: rows above 8, dtypes other than bf16 activations and fp32
+state, row strides that are no multiple of 8 elements, slot strides that are no multiple of 4 (state) or 8
+(conv) elements.
 
-Layout: a cluster of `split` blocks shares one head; block r keeps rows r x 128/split onward of the head's state S [V, K].
-In plain decode a block walks over `steps` requests; in verify over
-the rows of one request with S in registers. 8 lanes share a row of S, 16 columns each. `packed` [B, kda_in_rows] bf16 (q, k,
-v, g of 128 H channels each, f_a 128, beta H), `conv_weight` [3,4,P] fp32, `decay_weight` [P,128] bf16, `a_log` [H],
-`dt_bias` [P], `norm_weight` [128] fp32 are constant; `conv_state` [slots, 3+rows-1, 3P] bf16 and `state` [slots,H,128,128]
-fp32 are updated in place, `out` [B,P] bf16 is written. A request whose first slot is 0 or less is null: its outputs are
-zeros and nothing else is written.
+Layout: a cluster of `split` blocks shares one head; block r keeps rows r x 128/split onward of the head's
+state S [V, K]. In plain decode a block walks over `steps` requests; in verify over the rows of one request
+with S in registers. 8 lanes share a row of S, 16 columns each. `packed` [B, kda_in_rows] bf16 (q, k, v, g of
+128 H channels each, f_a 128, beta H), `conv_weight` [3,4,P] fp32, `decay_weight` [P,128] bf16, `a_log` [H],
+`dt_bias` [P], `norm_weight` [128] fp32 are constant; `conv_state` [slots, 3+rows-1, 3P] bf16 and `state`
+[slots,H,128,128] fp32 are updated in place, `out` [B,P] bf16 is written. A request whose first slot is 0 or
+less is null: its outputs are zeros and nothing else is written.
 
-Numerics: everything from the convolution to the gate is fp32, decay logits included (bf16 operands, fp32 accumulation by
-mma, not rounded between). Per row of S the products with k and with q are taken in one pass over the decayed state, as
-S_new q = (aS) q + beta (v - (aS) k)(k q). Sums run over 16 columns in ascending order and then over lanes and blocks in a
-fixed order, so the bits depend on the split but not on the batch or on timing. Gates use the approximate exponential and
-reciprocal (2 ulp). The conv window is copied bit for bit. NaN and infinities propagate within their request and head.
+Numerics: everything from the convolution to the gate is fp32, decay logits included (bf16 operands, fp32
+accumulation by mma, not rounded between). Per row of S the products with k and with q are taken in one pass
+over the decayed state, as S_new q = (aS) q + beta (v - (aS) k)(k q). Sums run over 16 columns in ascending
+order and then over lanes and blocks in a fixed order, so the bits depend on the split but not on the batch or
+on timing. Gates use the approximate exponential and reciprocal (2 ulp). The conv window is copied bit for
+bit. NaN and infinities propagate within their request and head.
 
-Validation: `tests/k3_decode/cute/test_kda_step.py` compiles every variant for the three architectures and replays the lane
-maps in numpy; its GPU tests compare with the float64 oracle over heads, batches, rows and input regimes, the conv state bit
-for bit, and graph replays with changed inputs. sm_100a and sm_103a were never run.
+Validation: `tests/k3_decode/cute/test_kda_step.py` compiles every variant for the three architectures and
+replays the lane maps in numpy; its GPU tests compare with the float64 oracle over heads, batches, rows and
+input regimes, the conv state bit for bit, and graph replays with changed inputs. sm_100a and sm_103a were
+never run.
 """
 
 from collections.abc import Callable
@@ -31,10 +35,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
-
 from k3_decode.cute import fragments as frag
 from k3_decode.cute import instructions as ins
 from k3_decode.cute.reduction import choose
+from k3_decode.cute.row_stream import CARVEOUT
 from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
 
 if TYPE_CHECKING:
@@ -52,6 +56,7 @@ WEIGHT_PITCH = DIM * 2 + 64
 """Bytes between rows of decay weights in shared memory: two rows' 64-byte pieces fill the banks once."""
 MAX_ROWS = 8
 
+
 class Form(NamedTuple):
     """Compile-time constants of one kernel."""
 
@@ -67,6 +72,7 @@ class Form(NamedTuple):
     """Blocks that an SM must hold, which caps the registers."""
     mode: int
     has_bound: bool
+
 
 DECODE, VERIFY, VERIFY_ACCEPTED = 0, 1, 2
 """Modes: one row a request; several; several, the first state chosen by `accepted`."""
@@ -100,7 +106,8 @@ def _kda(
     warps = threads // 32
     pass_rows = threads // LANES_A_ROW
     warp_columns = DIM // warps
-    # Several steps: weights wait in shared memory, and windows are renewed before the delta rule, to spare registers.
+    # Several steps: weights wait in shared memory, and windows are renewed before the delta rule, to spare
+    # registers.
     is_lean = steps > 1
     lane = tid % 32
     warp = tid // 32
@@ -130,17 +137,23 @@ def _kda(
         weight_from = ins.byte_address(decay_weight) + Int64(head) * (DIM * DIM * 2)
         for i in cutlass.range_constexpr(DIM * DIM * 2 // 16 // threads):
             piece = tid + i * threads
-            ins.copy_async(weights_at + piece // 16 * WEIGHT_PITCH + piece % 16 * 16, weight_from + Int64(piece * 16))
+            ins.copy_async(
+                weights_at + piece // 16 * WEIGHT_PITCH + piece % 16 * 16, weight_from + Int64(piece * 16)
+            )
         cute.arch.cp_async_commit_group()
     else:
-        weight_from = ins.byte_address(decay_weight) + Int64(head * DIM + warp * warp_columns + quad) * (DIM * 2)
+        weight_from = ins.byte_address(decay_weight) + Int64(head * DIM + warp * warp_columns + quad) * (
+            DIM * 2
+        )
         weight_from = weight_from + Int64(quarter * 16)
         decay_words = [
             [ins.load_weight(weight_from + (n * 8 * DIM * 2 + chunk * 64)) for chunk in range(4)]
             for n in range(tiles)
         ]
     rate = frag.exp2(frag.load_constant(ins.byte_address(a_log) + Int64(head) * 4) * frag.LOG2E)
-    bias = frag.load_constant(ins.byte_address(dt_bias) + Int64(head * DIM + warp * warp_columns + lane % warp_columns) * 4)
+    bias = frag.load_constant(
+        ins.byte_address(dt_bias) + Int64(head * DIM + warp * warp_columns + lane % warp_columns) * 4
+    )
     conv_at = ins.byte_address(conv_weight)
     tap_bytes = Int64(width) * 4
     part = warp % 2
@@ -182,7 +195,8 @@ def _kda(
             sources = [ins.load_activation_word(request_at + Int64(first) * 4)]
     packed_at = ins.byte_address(packed)
     row_bytes = Int64(packed.stride[0]) * 2
-    # Loads that need no slot: f_a (its row `quad` belongs to step `quad`), beta, gate, and this step's conv inputs.
+    # Loads that need no slot: f_a (its row `quad` belongs to step `quad`), beta, gate, and this step's conv
+    # inputs.
     f_a_at = packed_at + Int64(cutlass.min(first_row + cutlass.min(quad, steps - 1), last_row)) * row_bytes
     f_a_at = f_a_at + Int64(4 * width + quarter * 8) * 2
     low_rank = [ins.load_activation(f_a_at + chunk * 64) for chunk in range(4)]
@@ -190,7 +204,9 @@ def _kda(
     raw_beta = frag.load_bf16(packed_at + Int64(step_of_beta) * row_bytes + Int64(4 * width + DIM + head) * 2)
     pair_rows = [cutlass.min(first_row + t, last_row) for t in pair_steps]
     gates = [
-        ins.load_activation_word(packed_at + Int64(row) * row_bytes + Int64(3 * width + head * DIM + column) * 2)
+        ins.load_activation_word(
+            packed_at + Int64(row) * row_bytes + Int64(3 * width + head * DIM + column) * 2
+        )
         for row, column in zip(pair_rows, pair_columns, strict=True)
     ]
 
@@ -200,14 +216,18 @@ def _kda(
     value_steps = [item // value_lanes for item in items]
     both_at = packed_at + Int64(channel) * 2
     value_at_row = [packed_at + Int64(2 * width + c) * 2 for c in channels]
-    both_new = [frag.load_pair(both_at + Int64(cutlass.min(first_row + t, last_row)) * row_bytes) for t in owner_steps]
+    both_new = [
+        frag.load_pair(both_at + Int64(cutlass.min(first_row + t, last_row)) * row_bytes) for t in owner_steps
+    ]
     single_new = [
         frag.load_pair(at + Int64(cutlass.min(first_row + t, last_row)) * row_bytes)
         for at, t in zip(value_at_row, value_steps, strict=True)
     ]
     state_at = ins.byte_address(state)
     state_bytes = Int64(state.stride[0]) * 4
-    tile_at = Int64(head * (DIM * DIM * 4) + (rank * own_rows + warp * 4 + part_row) * (DIM * 4) + part_lane * 16)
+    tile_at = Int64(
+        head * (DIM * DIM * 4) + (rank * own_rows + warp * 4 + part_row) * (DIM * 4) + part_lane * 16
+    )
     lines = [p * pass_rows * DIM * 4 + i * 128 for p in range(passes) for i in range(4)]
     source_at = [state_at + Int64(cutlass.max(source, 0)) * state_bytes + tile_at for source in sources]
     tile = [frag.load_f32x4(source_at[0] + line) for line in lines]
@@ -270,7 +290,8 @@ def _kda(
     if tid < steps:
         ins.shared_store_f32(beta_at + tid * 4, frag.sigmoid(raw_beta))
     cute.arch.sync_threads()
-    # This block has its part of the window in registers (a relaxed arrival: nothing it wrote is published here).
+    # This block has its part of the window in registers (a relaxed arrival: nothing it wrote is published
+    # here).
     if cutlass.const_expr(split > 1):
         cute.arch.cluster_arrive_relaxed()
     if cutlass.const_expr(is_lean):
@@ -330,7 +351,8 @@ def _kda(
             else:
                 tile = [frag.load_f32x4(source_at[t + 1] + line) for line in lines]
 
-    # Sums of squares to all blocks of the head; past the first barrier they all hold their windows, which may change.
+    # Sums of squares to all blocks of the head; past the first barrier they all hold their windows, which may
+    # change.
     cute.arch.sync_threads()
     if cutlass.const_expr(split > 1 and not is_lean):
         cute.arch.cluster_wait()
@@ -396,7 +418,9 @@ def _window(
     mode: int,
     newest: tuple[Int32, Int32],
 ) -> Pairs:
-    """The four newest inputs of four channels at a step, oldest first: window entries, then rows of this step."""
+    """The four newest inputs of four channels at a step, oldest first: window entries, then rows of this
+    step.
+    """
     if mode == DECODE:
         return [*(frag.load_pair(home_at + entry_bytes * i) for i in range(3)), newest]
     inputs = []
@@ -428,11 +452,15 @@ def _convolved(inputs: Pairs, taps: list[Quad]) -> Quad:
 
 
 def _decay(shifted: Float32, rate: Float32, lower_bound: Float32, has_bound: bool) -> Float32:
-    """exp of the log-decay at `shifted` = logits + bias; without a bound by softplus(x) = max(x, 0) + log(1 + e^-|x|)."""
+    """exp of the log-decay at `shifted` = logits + bias; without a bound by softplus(x) = max(x, 0) + log(1 +
+    e^-|x|).
+    """
     if has_bound:
         return frag.exp2(frag.sigmoid(rate * shifted) * (lower_bound * frag.LOG2E))
     size = cute.arch.fmax(shifted, -shifted)
-    softplus = cute.arch.fmax(shifted, Float32(0.0)) * frag.LOG2E + frag.log2(frag.exp2(size * -frag.LOG2E) + 1.0)
+    softplus = cute.arch.fmax(shifted, Float32(0.0)) * frag.LOG2E + frag.log2(
+        frag.exp2(size * -frag.LOG2E) + 1.0
+    )
     return frag.exp2(-rate * softplus)
 
 
@@ -478,14 +506,14 @@ def _launch(
 ):
     groups = (packed.shape[0] + steps - 1) // steps
     _kda(
-        packed, conv_weight, decay_weight, a_log, dt_bias, norm_weight, conv_state, state, slots, accepted, out,
-        launches, lower_bound, eps, split, steps, threads, is_ahead, mode, has_bound,
+        packed, conv_weight, decay_weight, a_log, dt_bias, norm_weight, conv_state, state, slots, accepted,
+        out, launches, lower_bound, eps, split, steps, threads, is_ahead, mode, has_bound,
     ).launch(
         grid=(split, a_log.shape[0], groups),
         block=(threads, 1, 1),
         cluster=(split, 1, 1),
         min_blocks_per_mp=blocks,
-        preferred_smem_carveout=100,
+        preferred_smem_carveout=CARVEOUT,
         stream=stream,
         use_pdl=True,
     )  # fmt: skip
@@ -517,22 +545,28 @@ def _compile(form: Form) -> Callable[..., None]:
     launches = fake(Int32, (cute.sym_int32(),), (1,), 4)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     compiled: Callable[..., None] = cute.compile(
-        _launch, packed, conv_weight, decay_weight, a_log, dt_bias, norm_weight, conv_state, state, slots, accepted,
-        out, launches, Float32(-5.0), Float32(1e-5), stream, *form,
+        _launch, packed, conv_weight, decay_weight, a_log, dt_bias, norm_weight, conv_state, state, slots,
+        accepted, out, launches, Float32(-5.0), Float32(1e-5), stream, *form,
         options="--enable-tvm-ffi",
     )  # fmt: skip
     return compiled
 
 
 def form_of(requests: int, rows: int, heads: int, has_bound: bool, has_accepted: bool) -> Form:
-    """How a step is spread: blocks a head, and requests (rows in verify) a block walks over."""
-    tiles = requests * heads
+    """How a step is spread, by measurement on an H200: blocks a head, and requests a block walks over.
+
+    Up to 48 (request, head) pairs 4 blocks a head, up to 255 two, then one of 256 threads; from 256 to 511
+    pairs blocks walk over 3 requests and load ahead, with more pairs the device stays full without.
+    """
+    pairs = requests * heads
     if rows > 1:
         mode = VERIFY_ACCEPTED if has_accepted else VERIFY
-        return Form(8 if tiles <= 24 else 4, rows, 128, False, 3, mode, has_bound)
-    if tiles <= 96:
-        return Form(8 if tiles <= 12 else 4 if tiles <= 48 else 2, 1, 128, False, 3, DECODE, has_bound)
-    return Form(2, min(MAX_ROWS, max(1, tiles // 96)), 128, False, 3, DECODE, has_bound)
+        return Form(8 if pairs <= 24 else 4, rows, 128, False, 3, mode, has_bound)
+    if pairs < 256:
+        return Form(4 if pairs <= 48 else 2, 1, 128, False, 3, DECODE, has_bound)
+    if pairs < 512:
+        return Form(2, 3, 128, True, 2, DECODE, has_bound)
+    return Form(1, 1, 256, False, 2, DECODE, has_bound)
 
 
 def kda_step(
@@ -556,11 +590,14 @@ def kda_step(
 ) -> None:
     """Advance conv windows and states by `rows` rows a request and write the gated outputs, in one launch.
 
-    `form` overrides the choice of `form_of` (for measurements). Raises `ValueError` for what the kernel refuses.
+    `form` overrides the choice of `form_of` (for measurements). Raises `ValueError` for what the kernel
+    refuses.
     """
     requests = slots.shape[0]
     if not 1 <= rows <= MAX_ROWS or requests * rows != packed.shape[0]:
-        raise ValueError(f"kda_step: {rows} rows of {requests} requests for {packed.shape[0]} packed rows; 1 to 8 run")
+        raise ValueError(
+            f"kda_step: {rows} rows of {requests} requests for {packed.shape[0]} packed rows; 1 to 8 run"
+        )
     chosen = form or form_of(requests, rows, a_log.shape[0], lower_bound is not None, accepted is not None)
     _compile(chosen)(
         packed, conv_weight, decay_weight, a_log, dt_bias, norm_weight, conv_state, state, slots,
@@ -582,13 +619,14 @@ def variants() -> tuple[Variant, ...]:
         ("dt_bias", "weight"), ("norm_weight", "weight"), ("conv_state", "state"), ("state", "state"),
         ("slots", "index"), ("accepted", "index"), ("out", "output"), ("launches", "workspace"),
     )  # fmt: skip
-    forms = [Form(split, 1, 128, False, 3, DECODE, True) for split in (8, 4, 2)]
-    forms += [Form(2, steps, 128, False, 3, DECODE, True) for steps in range(2, MAX_ROWS + 1)]
+    shapes = ((4, 1, 128, False, 3), (2, 1, 128, False, 3), (2, 3, 128, True, 2), (1, 1, 256, False, 2))
+    forms = [Form(*shape, DECODE, has_bound) for shape in shapes for has_bound in (True, False)]
     forms += [
-        Form(split, rows, 128, False, 3, VERIFY_ACCEPTED, True) for split in (8, 4) for rows in range(2, MAX_ROWS + 1)
+        Form(split, rows, 128, False, 3, mode, True)
+        for mode in (VERIFY_ACCEPTED, VERIFY)
+        for split in (8, 4)
+        for rows in range(2, MAX_ROWS + 1)
     ]
-    forms += [Form(8, 1, 128, False, 3, DECODE, False), Form(2, 8, 128, False, 3, DECODE, False)]
-    forms += [Form(8, 2, 128, False, 3, VERIFY, True)]
     return tuple(
         Variant(
             op="kda_step",
@@ -597,7 +635,7 @@ def variants() -> tuple[Variant, ...]:
             compile=lambda form=form: _compile(form),  # type: ignore[misc]
             parameters=roles,
             source="cute/kda_step.py",
-            is_smoke=form == (8, 1, 128, False, 3, DECODE, True),
+            is_smoke=form == (4, 1, 128, False, 3, DECODE, True),
             max_cluster=form.split,
         )
         for form in forms

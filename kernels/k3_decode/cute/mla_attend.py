@@ -1,25 +1,27 @@
 """Decode attention of latent queries over the paged cache, the context split over blocks.
 
-Scope: sm_90a (run), sm_100a and sm_103a (compiled). Any head count, rows 1 to 8 a request, bf16 and fp8 e4m3 caches of
-64-token pages, contexts to 2^31 tokens over pages anywhere (addresses are 64-bit). Refused: other page sizes or dtypes,
-heads that are not contiguous in `query`.
+Scope: sm_90a (run), sm_100a and sm_103a (compiled). Any head count, rows 1 to 8 a request, bf16 and fp8 e4m3
+caches of 64-token pages, contexts to 2^31 tokens over pages anywhere (addresses are 64-bit). Refused: other
+page sizes or dtypes, heads that are not contiguous in `query`.
 
-Layout: one block works on 16 (row, head) pairs of one request and on one split of its context; four warps have
-the copy engine load tiles of 32 tokens row by row into three stages, and 8 warps share each tile. Scores: warp w multiplies 8 tokens with one half of the
-576 columns (queries stay in registers); softmax: 2 pairs a warp, a token a lane; values: 64 of 512 columns a warp.
-`query` [B,H,576] bf16 (token stride free), `cache` [pages,64,576] (page stride free), `block_table` int32 [R,max_pages],
-`lengths` int32 [R] are read after the wait. Written: `partial` [S,B,H,512] bf16 and `partial_lse` [S,B,H] fp32,
-which `mla_value` merges; with one split these are `out` and `lse` of the op's contract. With more, `mla_attend` merges them
-in a second kernel when the caller gives the workspace.
+Layout: one block works on 16 (row, head) pairs of one request and on one split of its context; four warps
+have the copy engine load tiles of 32 tokens row by row into three stages, and 8 warps share each tile.
+Scores: warp w multiplies 8 tokens with one half of the 576 columns (queries stay in registers); softmax: 2
+pairs a warp, a token a lane; values: 64 of 512 columns a warp. `query` [B,H,576] bf16 (token stride free),
+`cache` [pages,64,576] (page stride free), `block_table` int32 [R,max_pages], `lengths` int32 [R] are read
+after the wait. Written: `partial` [S,B,H,512] bf16 and `partial_lse` [S,B,H] fp32, which `mla_value` merges;
+with one split these are `out` and `lse` of the op's contract. With more, `mla_attend` merges them in a second
+kernel when the caller gives the workspace.
 
-Numerics: scores by mma with fp32 accumulation over each half, halves added; base-2 online softmax in fp32 over tiles in
-ascending order; probabilities are rounded to bf16 before they meet the values, their sum is not; fp8 values are exact in
-bf16 and `kv_scale` multiplies scores and results. lse is the natural logarithm. Row t of a request of length n sees its first
-n - rows + 1 + t tokens; without any the row is zeros and lse -inf. Tokens past the length never enter, whatever pages hold.
+Numerics: scores by mma with fp32 accumulation over each half, halves added; base-2 online softmax in fp32
+over tiles in ascending order; probabilities are rounded to bf16 before they meet the values, their sum is
+not; fp8 values are exact in bf16 and `kv_scale` multiplies scores and results. lse is the natural logarithm.
+Row t of a request of length n sees its first n - rows + 1 + t tokens; without any the row is zeros and lse
+-inf. Tokens past the length never enter, whatever pages hold.
 
-Validation: `tests/k3_decode/cute/test_mla_attend.py` compiles every variant for the three architectures and replays the
-tile map in numpy; its GPU tests compare with the float64 oracle over heads, rows, lengths and regimes. sm_100a and sm_103a
-were never run.
+Validation: `tests/k3_decode/cute/test_mla_attend.py` compiles every variant for the three architectures and
+replays the tile map in numpy; its GPU tests compare with the float64 oracle over heads, rows, lengths and
+regimes. sm_100a and sm_103a were never run.
 """
 
 from collections.abc import Callable
@@ -30,9 +32,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64, Uint8
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
-
 from k3_decode.cute import fragments as frag
 from k3_decode.cute import instructions as ins
+from k3_decode.cute.row_stream import CARVEOUT
 from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
 
 if TYPE_CHECKING:
@@ -51,8 +53,9 @@ WARPS = 8
 THREADS = 32 * WARPS
 """Threads that compute; the loading warps come after them."""
 LOADERS = 4
-"""Warps that load: a warp issues its lanes' bulk copies one after another, so each takes a quarter of a tile's tokens."""
-LOADER_TOKENS = TILE // LOADERS
+"""Warps that load: a warp issues its lanes' bulk copies one after another, so each takes a quarter of a
+tile's tokens.
+"""
 COMPUTE_BARRIER = 1
 PAIRS = 16
 """(row, head) pairs of a block: the rows of an mma tile."""
@@ -83,6 +86,7 @@ def _attend(
     score_scale: Float32,
     value_scale: Float32,
     is_fp8: cutlass.Constexpr,
+    loaders: cutlass.Constexpr,
 ):
     tid, _, _ = cute.arch.thread_idx()
     pair_tile, split, request = cute.arch.block_idx()
@@ -92,6 +96,7 @@ def _attend(
     quad, quarter = lane // 4, lane % 4
     heads = query.shape[1]
     pairs = rows * heads
+    own_tokens = TILE // loaders
     first_pair = pair_tile * PAIRS
 
     stage_bytes = TILE * (FP8_PITCH if is_fp8 else PITCH)
@@ -104,7 +109,7 @@ def _attend(
     barriers_at = barriers.toint()
     if tid == 0:
         for i in cutlass.range_constexpr(STAGES):
-            cute.arch.mbarrier_init(barriers + i, LOADERS)
+            cute.arch.mbarrier_init(barriers + i, loaders)
             cute.arch.mbarrier_init(barriers + STAGES + i, WARPS)
         cute.arch.mbarrier_init_fence()
     cute.arch.griddepcontrol_launch_dependents()
@@ -113,8 +118,9 @@ def _attend(
 
     length = ins.load_activation_word(ins.byte_address(lengths) + Int64(request) * 4)
     tiles = (length + TILE - 1) // TILE
-    first = Int32(Int64(tiles) * Int64(split) // Int64(splits))
-    end = Int32(Int64(tiles) * Int64(split + 1) // Int64(splits))
+    each = (tiles + splits - 1) // splits
+    first = cutlass.min(each * split, tiles)
+    end = cutlass.min(first + each, tiles)
 
     element = 1 if cutlass.const_expr(is_fp8) else 2
     table_at = ins.byte_address(block_table) + Int64(request) * block_table.stride[0] * 4
@@ -122,14 +128,13 @@ def _attend(
     page_bytes = Int64(cache.stride[0]) * element
     token_bytes = Int64(cache.stride[1]) * element
     row_pitch = FP8_PITCH if cutlass.const_expr(is_fp8) else PITCH
-    lane_at = stages_at + lane * row_pitch
 
-    # Queries by way of shared memory (the third stage, or the fp8 path's work tile) into registers; their readers free
-    # that stage for the first time.
+    # Queries by way of shared memory (the third stage, or the fp8 path's work tile) into registers; their
+    # readers free that stage for the first time.
     half, token_group = warp // 4 % 2, warp % 4
     half_bytes = half * (ROW // 2 * 2)
     queries = [(Int32(0), Int32(0), Int32(0), Int32(0)) for _ in range(HALF_STEPS)]
-    if warp < WARPS:
+    if warp < WARPS and first < end:
         _stage_queries(query, work_at, request * rows, first_pair, pairs, heads, tid)
         cute.arch.cp_async_commit_group()
         cute.arch.cp_async_wait_group(0)
@@ -157,13 +162,14 @@ def _attend(
         valid = length - tile * TILE
         stage_at = stages_at + stage * stage_bytes
         if warp >= WARPS:
-            # Loaders run ahead until they wait for a stage. The third was first freed by the readers of queries.
+            # Loaders run ahead until they wait for a stage. The third was first freed by the readers of
+            # queries.
             page = ins.load_activation_word(table_at + Int64(tile // (PAGE_SIZE // TILE)) * 4)
-            own_token = (warp - WARPS) * LOADER_TOKENS + lane
+            own_token = (warp - WARPS) * own_tokens + lane
             from_at = cache_at + Int64(page) * page_bytes
             from_at = from_at + Int64(tile % (PAGE_SIZE // TILE) * TILE + own_token) * token_bytes
             cute.arch.mbarrier_wait(barriers + (STAGES + stage), phase if stage == STAGES - 1 else 1 - phase)
-            taken = cutlass.max(cutlass.min(valid - (warp - WARPS) * LOADER_TOKENS, LOADER_TOKENS), 0)
+            taken = cutlass.max(cutlass.min(valid - (warp - WARPS) * own_tokens, own_tokens), 0)
             frag.expect_bytes_if(barriers_at + stage * 8, taken * (ROW * element), Int32(lane == 0))
             cute.arch.sync_warp()
             to = stage_at + own_token * row_pitch
@@ -196,7 +202,10 @@ def _attend(
             visible = [Int32(tile * TILE + lane <= limit) for limit in limits]
             score_lane = scores_at + (warp * 2 * SCORE_PITCH + lane) * 4
             shares, rescales, peaks = _softmax(score_lane, visible, peaks, score_scale)
-            totals = [total * rescale + share for total, rescale, share in zip(totals, rescales, shares, strict=True)]
+            totals = [
+                total * rescale + share
+                for total, rescale, share in zip(totals, rescales, shares, strict=True)
+            ]
             share_lane = probabilities_at + warp * 2 * PROBABILITY_PITCH + lane * 2
             frag.shared_store_bf16(share_lane, shares[0])
             frag.shared_store_bf16(share_lane + PROBABILITY_PITCH, shares[1])
@@ -204,7 +213,10 @@ def _attend(
                 frag.shared_store_f32x2(rescale_at + warp * 8, rescales[0], rescales[1])
             cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=THREADS)
 
-            low, high = ins.shared_load_f32(rescale_at + quad * 4), ins.shared_load_f32(rescale_at + (quad + 8) * 4)
+            low, high = (
+                ins.shared_load_f32(rescale_at + quad * 4),
+                ins.shared_load_f32(rescale_at + (quad + 8) * 4),
+            )
             weights_lane = probabilities_at + lane % 16 * PROBABILITY_PITCH + lane // 16 * 16
             weights = [ins.load_matrix(weights_lane + k * 32) for k in range(TILE // 16)]
             mixed = _mixed(mixed, low, high, weights, keys_at + values_lane)
@@ -267,7 +279,9 @@ def _merge(
 
     lse_at = ins.byte_address(partial_lse) + (Int64(token) * partial_lse.stride[1] + Int64(head)) * 4
     lse_bytes = Int64(partial_lse.stride[0]) * 4
-    from_at = ins.byte_address(partial) + Int64(token) * partial.stride[1] * 2 + Int64(head * LATENT + column) * 2
+    from_at = (
+        ins.byte_address(partial) + Int64(token) * partial.stride[1] * 2 + Int64(head * LATENT + column) * 2
+    )
     split_bytes = Int64(partial.stride[0]) * 2
     hidden = Float32(-Float32.inf)
     peak = hidden
@@ -321,24 +335,37 @@ def _added(mixed: list[Float32], words: ins.Words, share: Float32) -> list[Float
 
 
 def _stage_queries(
-    query: cute.Tensor, to: Int32, first_token: Int32, first_pair: Int32, pairs: Int32, heads: Int32, tid: Int32
+    query: cute.Tensor,
+    to: Int32,
+    first_token: Int32,
+    first_pair: Int32,
+    pairs: Int32,
+    heads: Int32,
+    tid: Int32,
 ) -> None:
-    """Copies of 16 queries on their way to shared memory; pairs past the end repeat the last."""
+    """Copies of 16 queries on their way to shared memory; a row of a pair past the end keeps what it holds.
+
+    That may be anything: rows of a product do not mix, and those rows are never stored.
+    """
     pieces = PAIRS * ROW * 2 // 16
     query_at, query_bytes = ins.byte_address(query), Int64(query.stride[0]) * 2
     for i in range((pieces + THREADS - 1) // THREADS):
-        piece = cutlass.min(tid + i * THREADS, pieces - 1)
+        piece = tid + i * THREADS
         own, part = piece // (ROW * 2 // 16), piece % (ROW * 2 // 16)
         pair = cutlass.min(first_pair + own, pairs - 1)
         from_at = query_at + Int64(first_token + pair // heads) * query_bytes
-        ins.copy_async(to + own * PITCH + part * 16, from_at + Int64(pair % heads * (ROW * 2) + part * 16))
+        from_at = from_at + Int64(pair % heads * (ROW * 2) + part * 16)
+        is_real = Int32(piece < pieces) * Int32(first_pair + own < pairs)
+        frag.copy_async_if(to + own * PITCH + part * 16, from_at, is_real)
 
 
 def _softmax(
     score_lane: Int32, visible: list[Int32], peaks: list[Float32], score_scale: Float32
 ) -> tuple[list[Float32], list[Float32], list[Float32]]:
     """Of two pairs and this lane's token: probabilities, factors of what came before, new peaks (base 2)."""
-    parts = [ins.shared_load_f32(score_lane + offset * SCORE_PITCH * 4) for offset in (0, PAIRS, 1, PAIRS + 1)]
+    parts = [
+        ins.shared_load_f32(score_lane + offset * SCORE_PITCH * 4) for offset in (0, PAIRS, 1, PAIRS + 1)
+    ]
     raw = [(parts[0] + parts[1]) * score_scale, (parts[2] + parts[3]) * score_scale]
     hidden = Float32(-Float32.inf)
     scores = [frag.choose_f32(is_seen, score, hidden) for is_seen, score in zip(visible, raw, strict=True)]
@@ -365,7 +392,7 @@ def _widen(from_at: Int32, to: Int32, valid: Int32, tid: Int32) -> None:
 
 
 def _scores(queries: list[ins.Words], keys_at: Int32) -> list[Float32]:
-    """16 pairs x 8 tokens over half of the columns, in three chains so that the tensor cores need not wait."""
+    """16 pairs x 8 tokens over half of the columns, in three chains, so that tensor cores need not wait."""
     chains = [(Float32(0.0), Float32(0.0), Float32(0.0), Float32(0.0)) for _ in range(3)]
     for j in range(HALF_STEPS // 2):
         b = ins.load_matrix(keys_at + j * 64)
@@ -406,16 +433,29 @@ def _launch(
     value_scale: Float32,
     stream: Any,
     is_fp8: cutlass.Constexpr,
+    loaders: cutlass.Constexpr,
 ):
     pair_tiles = (rows * query.shape[1] + PAIRS - 1) // PAIRS
     _attend(
-        query, cache, block_table, lengths, partial, partial_lse, launches, rows, score_scale, value_scale, is_fp8
+        query,
+        cache,
+        block_table,
+        lengths,
+        partial,
+        partial_lse,
+        launches,
+        rows,
+        score_scale,
+        value_scale,
+        is_fp8,
+        loaders,
     ).launch(
         grid=(pair_tiles, partial.shape[0], lengths.shape[0]),
-        block=(THREADS + 32 * LOADERS, 1, 1),
+        block=(THREADS + 32 * loaders, 1, 1),
         smem=_shared_bytes(is_fp8),
         stream=stream,
         use_pdl=True,
+        preferred_smem_carveout=CARVEOUT,
     )
 
 
@@ -433,6 +473,7 @@ def _launch_merge(
         block=(MERGE_THREADS_A_ROW * MERGE_PLACES, 1, 1),
         stream=stream,
         use_pdl=True,
+        preferred_smem_carveout=CARVEOUT,
     )
 
 
@@ -455,7 +496,7 @@ def _fake_partials(splits: Any, tokens: Any, heads: Any) -> tuple[Any, Any]:
 
 
 @memoize
-def _compile(is_fp8: bool) -> Callable[..., None]:
+def _compile(is_fp8: bool, loaders: int = LOADERS) -> Callable[..., None]:
     """The launch for one cache type; heads, rows, requests, pages, splits and strides stay symbolic."""
     tokens, heads, requests = (cute.sym_int32() for _ in range(3))
     query = _fake(BFloat16, (tokens, heads, ROW), (_wide(8), ROW, 1))
@@ -467,8 +508,8 @@ def _compile(is_fp8: bool) -> Callable[..., None]:
     launches = _fake(Int32, (cute.sym_int32(),), (1,), 4)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     compiled: Callable[..., None] = cute.compile(
-        _launch, query, cache, block_table, lengths, partial, partial_lse, launches, Int32(1), Float32(1.0), Float32(1.0),
-        stream, is_fp8, options="--enable-tvm-ffi",
+        _launch, query, cache, block_table, lengths, partial, partial_lse, launches, Int32(1),
+        Float32(1.0), Float32(1.0), stream, is_fp8, loaders, options="--enable-tvm-ffi",
     )  # fmt: skip
     return compiled
 
@@ -513,12 +554,14 @@ def mla_attend(
     lse: "torch.Tensor",
     launches: "torch.Tensor",
     workspace: "torch.Tensor | None" = None,
+    loaders: int = LOADERS,
 ) -> None:
     """Write attention and its log-sum-exp to `out` and `lse`.
 
-    `out` [S,B,H,512] with `lse` [S,B,H] takes the context in S splits, as the shards that `mla_value` merges, in one launch.
-    `out` [B,H,512] is the whole: in one launch and one split without a workspace; with one (uint8, at least
-    `workspace_bytes`), in the splits that fill the device and a second launch that merges them.
+    `out` [S,B,H,512] with `lse` [S,B,H] takes the context in S splits, as the shards that `mla_value` merges,
+    in one launch. `out` [B,H,512] is the whole: in one launch and one split without a workspace; with one
+    (uint8, at least `workspace_bytes`), in the splits that fill the device and a second launch that merges
+    them. `loaders` is for measurements.
     """
     requests, heads = lengths.shape[0], query.shape[1]
     if query.shape[0] != requests * rows:
@@ -529,9 +572,9 @@ def mla_attend(
     if is_merged and workspace is not None:
         partial, partial_lse = _split_workspace(workspace, splits, query.shape[0], heads)
     is_fp8 = cache.element_size() == 1
-    _compile(is_fp8)(
-        query, _bytes_of(cache) if is_fp8 else cache, block_table, lengths, partial, partial_lse, launches, rows,
-        scale * kv_scale * frag.LOG2E, kv_scale,
+    _compile(is_fp8, loaders)(
+        query, _bytes_of(cache) if is_fp8 else cache, block_table, lengths, partial, partial_lse, launches,
+        rows, scale * kv_scale * frag.LOG2E, kv_scale,
     )  # fmt: skip
     if is_merged:
         _compile_merge()(partial, partial_lse, out, lse, launches)
@@ -546,7 +589,8 @@ def _split_workspace(
     pairs = splits * tokens * heads
     if workspace.numel() < pairs * (LATENT * 2 + 4):
         raise ValueError(
-            f"mla_attend: a workspace of {workspace.numel()} bytes; {splits} splits of {tokens} rows and {heads} heads need "
+            f"mla_attend: a workspace of {workspace.numel()} bytes; {splits} splits of {tokens} rows and "
+            f"{heads} heads need "
             f"{pairs * (LATENT * 2 + 4)} (workspace_bytes)"
         )
     partial = workspace[: pairs * LATENT * 2].view(torch.bfloat16).view(splits, tokens, heads, LATENT)
@@ -555,7 +599,7 @@ def _split_workspace(
 
 
 def _bytes_of(cache: "torch.Tensor") -> "torch.Tensor":
-    """An fp8 cache as bytes: not every exchange protocol knows the type, and the kernel reads bytes anyway."""
+    """An fp8 cache as bytes: not every exchange protocol knows the type, and the kernel reads bytes."""
     import torch
 
     return cache.view(torch.uint8)

@@ -1,23 +1,27 @@
-"""MLA's query in the latent space in one kernel: q_a norm, q_b, absorbed W_UK, and this step's rows into the paged cache.
+"""MLA's query in the latent space in one kernel: q_a norm, q_b, absorbed W_UK, and this step's rows into the
+paged cache.
 
-Scope: sm_90a (run), sm_100a and sm_103a (compiled). Any head count and token count; `q_lora` a multiple of 32; bf16 and fp8
-e4m3 caches. Refused: a full-rank query (Kimi-Linear), row strides of `packed` that are no multiple of 8 elements.
+Scope: sm_90a (run), sm_100a and sm_103a (compiled). Any head count and token count; `q_lora` a multiple of
+32; bf16 and fp8 e4m3 caches. Refused: a full-rank query (Kimi-Linear), row strides of `packed` that are no
+multiple of 8 elements.
 
-Layout: a cluster of 8 blocks a head, and 16, 32 or 64 tokens a block. Block r multiplies rows r x 24 onward of the head's
-192 rows of `q_weight` [192H, q_lora], sends the part without position to all 8 (DSMEM), then multiplies columns r x 64
-onward of `uk_weight` [H, 128, 512]. Both weights are on their way before the wait, q_weight in registers (each of 8 warps
-holds every 8th chunk of 32 of K), uk_weight in shared memory. `packed` [B, mla_in_rows] bf16 (q_a, latent 512, k_pe 64,
-...), `q_norm` [q_lora] and `kv_norm` [512] bf16, `slot_mapping` int64 [B]; written: `query` [B, H, 576] bf16 (token stride
-free) and row `slot` of `cache` [pages, 64, 576], by a ninth warp, one token a block. A slot below 0 stores nothing.
+Layout: a cluster of 8 blocks a head, and 16, 32 or 64 tokens a block. Block r multiplies rows r x 24 onward
+of the head's 192 rows of `q_weight` [192H, q_lora], sends the part without position to all 8 (DSMEM), then
+multiplies columns r x 64 onward of `uk_weight` [H, 128, 512]. Both weights are on their way before the wait,
+q_weight in registers (each of 8 warps holds every 8th chunk of 32 of K), uk_weight in shared memory. `packed`
+[B, mla_in_rows] bf16 (q_a, latent 512, k_pe 64, ...), `q_norm` [q_lora] and `kv_norm` [512] bf16,
+`slot_mapping` int64 [B]; written: `query` [B, H, 576] bf16 (token stride free) and row `slot` of `cache`
+[pages, 64, 576], by a ninth warp, one token a block. A slot below 0 stores nothing.
 
-Numerics: x w_norm is rounded to bf16, multiplied with fp32 accumulation (mma), warps' parts are added in ascending order,
-and the row's 1/rms is applied in fp32 after the product; then bf16, W_UK with fp32 accumulation, bf16. The cache row is
-RMSNorm in fp32 rounded once: to bf16, or to e4m3 of value x (1 / kv_scale), saturating. k_pe is copied (bf16) or
-converted (fp8). A row's bits do not depend on the other rows. NaN and infinities propagate within their row.
+Numerics: x w_norm is rounded to bf16, multiplied with fp32 accumulation (mma), warps' parts are added in
+ascending order, and the row's 1/rms is applied in fp32 after the product; then bf16, W_UK with fp32
+accumulation, bf16. The cache row is RMSNorm in fp32 rounded once: to bf16, or to e4m3 of value x (1 /
+kv_scale), saturating. k_pe is copied (bf16) or converted (fp8). A row's bits do not depend on the other rows.
+NaN and infinities propagate within their row.
 
-Validation: `tests/k3_decode/cute/test_mla_query.py` compiles every variant for the three architectures and replays the
-fragment maps in numpy; its GPU tests compare query and cache with the float64 oracle over heads, batches and regimes.
-sm_100a and sm_103a were never run.
+Validation: `tests/k3_decode/cute/test_mla_query.py` compiles every variant for the three architectures and
+replays the fragment maps in numpy; its GPU tests compare query and cache with the float64 oracle over heads,
+batches and regimes. sm_100a and sm_103a were never run.
 """
 
 from collections.abc import Callable
@@ -28,9 +32,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64, Uint8
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
-
 from k3_decode.cute import fragments as frag
 from k3_decode.cute import instructions as ins
+from k3_decode.cute.row_stream import CARVEOUT
 from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
 
 if TYPE_CHECKING:
@@ -46,6 +50,8 @@ OWN_ROWS = HEAD_ROWS // CLUSTER
 NOPE, LATENT, ROPE = 128, 512, 64
 OWN_COLUMNS = LATENT // CLUSTER
 PAGE_SIZE = 64
+MULTIPROCESSORS = 132
+"""Of an H200; a choice of shapes only, any device runs any."""
 WARPS = 8
 THREADS = 32 * (WARPS + 1)
 CHUNK = 32
@@ -97,7 +103,9 @@ def _query(
         for i in cutlass.range_constexpr(NOPE * OWN_COLUMNS * 2 // 16 // (32 * WARPS)):
             piece = tid + i * (32 * WARPS)
             row, part = piece // 8, piece % 8
-            ins.copy_async(uk_at + row * UK_PITCH + part * 16, uk_from + Int64(row * (LATENT * 2) + part * 16))
+            ins.copy_async(
+                uk_at + row * UK_PITCH + part * 16, uk_from + Int64(row * (LATENT * 2) + part * 16)
+            )
         cute.arch.cp_async_commit_group()
         chunk_of = [cutlass.min(warp + i * WARPS, chunks - 1) for i in range(own_chunks)]
         has_chunk = [Int32(warp + i * WARPS < chunks) for i in range(own_chunks)]
@@ -105,7 +113,8 @@ def _query(
         weight_row = head * HEAD_ROWS + rank * OWN_ROWS + quad
         weights_at = ins.byte_address(q_weight) + Int64(weight_row) * (q_lora * 2)
         weights = [
-            [ins.load_weight(weights_at + (n * 8 * q_lora * 2) + column) for n in range(3)] for column in columns
+            [ins.load_weight(weights_at + (n * 8 * q_lora * 2) + column) for n in range(3)]
+            for column in columns
         ]
         norms = [ins.load_weight(ins.byte_address(q_norm) + column) for column in columns]
         cute.arch.griddepcontrol_launch_dependents()
@@ -142,7 +151,8 @@ def _query(
         cute.arch.barrier(barrier_id=MAIN_BARRIER, number_of_threads=32 * WARPS)
         cute.arch.cluster_wait()
 
-        # Two neighbouring columns of a row an item: to every block of the cluster, or, past 128, to the query.
+        # Two neighbouring columns of a row an item: to every block of the cluster, or, past 128, to the
+        # query.
         query_at = ins.byte_address(query)
         token_bytes = Int64(query.stride[0]) * 2
         pairs = OWN_ROWS // 2
@@ -164,7 +174,8 @@ def _query(
         cute.arch.cluster_wait()
 
         uk_words = [
-            frag.load_matrix_transposed(uk_at + (k * 32 + lane) * UK_PITCH + warp * 16) for k in range(NOPE // 32)
+            frag.load_matrix_transposed(uk_at + (k * 32 + lane) * UK_PITCH + warp * 16)
+            for k in range(NOPE // 32)
         ]
         for m in cutlass.range_constexpr(row_tiles):
             sums = (Float32(0.0), Float32(0.0), Float32(0.0), Float32(0.0))
@@ -204,7 +215,9 @@ def _query(
                 page, offset = slot // PAGE_SIZE, slot % PAGE_SIZE
                 to = cache_at + (page * cache.stride[0] + offset * cache.stride[1]) * element
                 for i in cutlass.range_constexpr(2):
-                    scaled = [x * scale * w for x, w in zip(_floats(words[i]), _floats(scales[i]), strict=True)]
+                    scaled = [
+                        x * scale * w for x, w in zip(_floats(words[i]), _floats(scales[i]), strict=True)
+                    ]
                     if cutlass.const_expr(is_fp8):
                         ins_words = _fp8_words(scaled, inverse_scale)
                         frag.store_pair_if(to + Int64(lane * 8 + i * 256), ins_words, Int32(1))
@@ -279,8 +292,8 @@ def _launch(
 ):
     groups = (packed.shape[0] + 16 * row_tiles - 1) // (16 * row_tiles)
     _query(
-        packed, q_norm, kv_norm, q_weight, uk_weight, cache, slot_mapping, query, launches, inverse_scale, eps,
-        q_lora, row_tiles, is_fp8,
+        packed, q_norm, kv_norm, q_weight, uk_weight, cache, slot_mapping, query, launches,
+        inverse_scale, eps, q_lora, row_tiles, is_fp8,
     ).launch(
         grid=(CLUSTER, uk_weight.shape[0], groups),
         block=(THREADS, 1, 1),
@@ -288,6 +301,7 @@ def _launch(
         smem=_shared_bytes(row_tiles),
         stream=stream,
         use_pdl=True,
+        preferred_smem_carveout=CARVEOUT,
     )  # fmt: skip
 
 
@@ -318,19 +332,21 @@ def _compile(q_lora: int, row_tiles: int, is_fp8: bool) -> Callable[..., None]:
     launches = fake(Int32, (cute.sym_int32(),), (1,), 4)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     compiled: Callable[..., None] = cute.compile(
-        _launch, packed, q_norm, kv_norm, q_weight, uk_weight, cache, slot_mapping, query, launches, Float32(1.0),
-        Float32(1e-5), stream, q_lora, row_tiles, is_fp8, options="--enable-tvm-ffi",
+        _launch, packed, q_norm, kv_norm, q_weight, uk_weight, cache, slot_mapping, query, launches,
+        Float32(1.0), Float32(1e-5), stream, q_lora, row_tiles, is_fp8, options="--enable-tvm-ffi",
     )  # fmt: skip
     return compiled
 
 
-def row_tiles_of(tokens: int) -> int:
-    """Tiles of 16 tokens that a block holds: the fewest of 1, 2 and 4 that hold the step."""
-    return 1 if tokens <= 16 else 2 if tokens <= 32 else 4
+def row_tiles_of(tokens: int, heads: int) -> int:
+    """Tiles of 16 tokens that a block holds: of 1, 2 and 4 the fewest whose blocks fit the device at once."""
+    groups = max(1, MULTIPROCESSORS // (CLUSTER * heads))
+    needed = -(-tokens // (16 * groups))
+    return 1 if needed <= 1 else 2 if needed == 2 else 4
 
 
 def _bytes_of(cache: "torch.Tensor") -> "torch.Tensor":
-    """An fp8 cache as bytes: not every exchange protocol knows the type, and the kernel writes bytes anyway."""
+    """An fp8 cache as bytes: not every exchange protocol knows the type, and the kernel writes bytes."""
     import torch
 
     return cache.view(torch.uint8)
@@ -356,10 +372,10 @@ def mla_query(
     `row_tiles` overrides the choice of `row_tiles_of` (for measurements).
     """
     is_fp8 = cache.element_size() == 1
-    launch = _compile(q_norm.shape[0], row_tiles or row_tiles_of(packed.shape[0]), is_fp8)
+    launch = _compile(q_norm.shape[0], row_tiles or row_tiles_of(packed.shape[0], uk_weight.shape[0]), is_fp8)
     launch(
-        packed, q_norm, kv_norm, q_weight, uk_weight, _bytes_of(cache) if is_fp8 else cache, slot_mapping, query, launches,
-        1.0 / kv_scale if is_fp8 else 1.0, eps,
+        packed, q_norm, kv_norm, q_weight, uk_weight, _bytes_of(cache) if is_fp8 else cache, slot_mapping,
+        query, launches, 1.0 / kv_scale if is_fp8 else 1.0, eps,
     )  # fmt: skip
 
 

@@ -1,22 +1,24 @@
 """The end of MLA in one kernel: merge of partial attentions, value up-projection W_UV, output gate.
 
-Scope: sm_90a (run), sm_100a and sm_103a (compiled). Any head and token count; shards x tokens a block at most 4096.
-Refused: other dtypes, latents that are not contiguous over the heads, row strides that are no multiple of 8 elements.
+Scope: sm_90a (run), sm_100a and sm_103a (compiled). Any head and token count; shards x tokens a block at most
+4096. Refused: other dtypes, latents that are not contiguous over the heads, row strides that are no multiple
+of 8 elements.
 
-Layout: a cluster of 8 blocks a head and up to 64 tokens a block. Block r merges latent columns r x 64 onward of all shards,
-multiplies them with rows r x 64 onward of `uv_weight` [H, 512, 128] (in shared memory before the wait), and sends output
-columns p x 16 onward to block p (DSMEM), which adds the 8 parts, gates and stores. `partial` [S,B,H,512] bf16 and
-`partial_lse` [S,B,H] fp32 (natural logarithm) come from the attention, `gate` [B,P] bf16 (row stride free) from the input
-projection; `out` [B,P] bf16 is written. The shards may be ranks of a decode-context-parallel group, splits of one
-context, or both. A shard whose lse is NaN or infinite has weight 0, whatever its latent holds; without any key the output is 0.
+Layout: a cluster of 8 blocks a head and up to 64 tokens a block. Block r merges latent columns r x 64 onward
+of all shards, multiplies them with rows r x 64 onward of `uv_weight` [H, 512, 128] (in shared memory before
+the wait), and sends output columns p x 16 onward to block p (DSMEM), which adds the 8 parts, gates and
+stores. `partial` [S,B,H,512] bf16 and `partial_lse` [S,B,H] fp32 (natural logarithm) come from the attention,
+`gate` [B,P] bf16 (row stride free) from the input projection; `out` [B,P] bf16 is written. The shards may be
+ranks of a decode-context-parallel group, splits of one context, or both. A shard whose lse is NaN or infinite
+has weight 0, whatever its latent holds; without any key the output is 0.
 
-Numerics: weights exp(lse - max) / sum in fp32; the merged latent is rounded to bf16; mma with fp32 accumulation over 64
-columns, the 8 parts added in ascending order, times sigmoid(gate), rounded once. The order of sums depends on the number of
-tokens a block holds, not on timing.
+Numerics: weights exp(lse - max) / sum in fp32; the merged latent is rounded to bf16; mma with fp32
+accumulation over 64 columns, the 8 parts added in ascending order, times sigmoid(gate), rounded once. The
+order of sums depends on the number of tokens a block holds, not on timing.
 
-Validation: `tests/k3_decode/cute/test_mla_value.py` compiles every variant for the three architectures and replays the
-slot map in numpy; its GPU tests compare with the float64 oracle over heads, batches, shards and regimes. sm_100a and
-sm_103a were never run.
+Validation: `tests/k3_decode/cute/test_mla_value.py` compiles every variant for the three architectures and
+replays the slot map in numpy; its GPU tests compare with the float64 oracle over heads, batches, shards and
+regimes. sm_100a and sm_103a were never run.
 """
 
 from collections.abc import Callable
@@ -27,9 +29,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64, Uint8
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
-
 from k3_decode.cute import fragments as frag
 from k3_decode.cute import instructions as ins
+from k3_decode.cute.row_stream import CARVEOUT
 from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
 
 if TYPE_CHECKING:
@@ -92,7 +94,8 @@ def _value(
     cute.arch.griddepcontrol_launch_dependents()
     cute.arch.griddepcontrol_wait()
 
-    # The first shards of each thread's tokens, and the gates, are on their way while the weights are computed.
+    # The first shards of each thread's tokens, and the gates, are on their way while the weights are
+    # computed.
     slot = tid // 8
     partial_at = ins.byte_address(partial) + Int64(head * LATENT + rank * OWN_LATENT + tid % 8 * 8) * 2
     shard_bytes = Int64(partial.stride[0]) * 2
@@ -102,7 +105,9 @@ def _value(
     rows_at = [partial_at + Int64(cutlass.min(first_row + row, last_row)) * token_bytes for row in slot_rows]
     early = [
         [
-            ins.load_activation(at + Int64(cutlass.min(first_shard + i * slots_a_row, shards - 1)) * shard_bytes)
+            ins.load_activation(
+                at + Int64(cutlass.min(first_shard + i * slots_a_row, shards - 1)) * shard_bytes
+            )
             for i in range(batch)
         ]
         for at in rows_at
@@ -123,7 +128,10 @@ def _value(
     lanes = min(32, THREADS // tokens)
     own = tid // lanes
     lse_at = ins.byte_address(partial_lse)
-    lse_at = lse_at + Int64(cutlass.min(first_row + cutlass.min(own, tokens - 1), last_row)) * partial_lse.stride[1] * 4
+    lse_at = (
+        lse_at
+        + Int64(cutlass.min(first_row + cutlass.min(own, tokens - 1), last_row)) * partial_lse.stride[1] * 4
+    )
     lse_at = lse_at + Int64(head) * 4
     lse_bytes = Int64(partial_lse.stride[0]) * 4
     step = max(1, 8 // tokens)
@@ -154,7 +162,9 @@ def _value(
         row = slot_rows[r]
         merged = [Float32(0.0)] * 8
         for i in cutlass.range_constexpr(batch):
-            merged = _added(merged, early[r][i], _weight(weights_at, row, first_shard + i * slots_a_row, shards))
+            merged = _added(
+                merged, early[r][i], _weight(weights_at, row, first_shard + i * slots_a_row, shards)
+            )
         for base in cutlass.range(first_shard + batch * slots_a_row, shards, batch * slots_a_row):
             later = [
                 ins.load_activation(
@@ -274,6 +284,7 @@ def _launch(
         smem=_shared_bytes(tokens),
         stream=stream,
         use_pdl=True,
+        preferred_smem_carveout=CARVEOUT,
     )
 
 
@@ -302,7 +313,16 @@ def _compile(tokens: int) -> Callable[..., None]:
     launches = fake(Int32, (cute.sym_int32(),), (1,), 4)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     compiled: Callable[..., None] = cute.compile(
-        _launch, partial, partial_lse, uv_weight, gate, out, launches, stream, tokens, options="--enable-tvm-ffi"
+        _launch,
+        partial,
+        partial_lse,
+        uv_weight,
+        gate,
+        out,
+        launches,
+        stream,
+        tokens,
+        options="--enable-tvm-ffi",
     )
     return compiled
 
@@ -321,11 +341,12 @@ def mla_value(
     out: "torch.Tensor",
     launches: "torch.Tensor",
 ) -> None:
-    """Write the gated values of the merged shards to `out`, in one launch; `ValueError` for too many shards."""
+    """Write the gated values of the merged shards to `out`, in one launch; too many raise `ValueError`."""
     tokens = tokens_of(partial.shape[1])
     if partial.shape[0] * tokens > MAX_WEIGHTS:
         raise ValueError(
-            f"mla_value: {partial.shape[0]} shards of {partial.shape[1]} tokens; a block holds {MAX_WEIGHTS} weights, "
+            f"mla_value: {partial.shape[0]} shards of {partial.shape[1]} tokens; a block holds "
+            f"{MAX_WEIGHTS} weights, "
             f"so give at most {MAX_WEIGHTS // tokens} shards"
         )
     _compile(tokens)(partial, partial_lse, uv_weight, gate, out, launches)
@@ -334,7 +355,8 @@ def mla_value(
 def variants() -> tuple[Variant, ...]:
     """Every token class from 1 to 64."""
     roles = (
-        ("partial", "activation"), ("partial_lse", "activation"), ("uv_weight", "weight"), ("gate", "activation"),
+        ("partial", "activation"), ("partial_lse", "activation"), ("uv_weight", "weight"),
+        ("gate", "activation"),
         ("out", "output"), ("launches", "workspace"),
     )  # fmt: skip
     return tuple(

@@ -1,9 +1,11 @@
-"""Runs a kernel's own Python source on the CPU, all threads of a cluster in lockstep, to prove its index maps without a GPU.
+"""Runs a kernel's own Python source on the CPU, all threads of a cluster in lockstep, to prove its index maps
+without a GPU.
 
-The kernel body is executed statement by statement on numpy arrays with one entry a thread: a dynamic `if` becomes a mask
-for stores, tensors become bytes with checked bounds, shared memory bytes a block, and the instructions of
-`k3_decode.cute.instructions` and `fragments` small numpy functions. What it proves: addresses, fragment layouts, masks
-and formulas. What it cannot prove: barriers (every statement is a barrier here), timing, and rounding of approximate units.
+The kernel body is executed statement by statement on numpy arrays with one entry a thread: a dynamic `if`
+becomes a mask for stores, tensors become bytes with checked bounds, shared memory bytes a block, and the
+instructions of `k3_decode.cute.instructions` and `fragments` small numpy functions. What it proves:
+addresses, fragment layouts, masks and formulas. What it cannot prove: barriers (every statement is a barrier
+here), timing, and rounding of approximate units.
 """
 
 import ast
@@ -17,6 +19,24 @@ import numpy as np
 import torch
 
 Array = np.ndarray[Any, Any]
+SYNCHRONISATION = (
+    "griddepcontrol_wait",
+    "griddepcontrol_launch_dependents",
+    "sync_threads",
+    "sync_warp",
+    "barrier",
+    "cluster_arrive",
+    "cluster_arrive_relaxed",
+    "cluster_wait",
+    "mbarrier_init",
+    "mbarrier_init_fence",
+    "mbarrier_wait",
+    "mbarrier_arrive",
+    "cp_async_commit_group",
+    "cp_async_wait_group",
+    "fence_proxy",
+)
+"""What does nothing here: every statement is a barrier."""
 
 
 class _Tensor:
@@ -74,7 +94,9 @@ class Lockstep:
             active = self.masks[-1][mine]
             inside = (offset >= 0) & (offset + size <= len(memory))
             if not (inside | ~active).all():
-                raise IndexError(f"load outside tensor {int(base) - 1}: {offset[~inside & active][:4]} + {size}")
+                raise IndexError(
+                    f"load outside tensor {int(base) - 1}: {offset[~inside & active][:4]} + {size}"
+                )
             assert (offset[active] % min(size, 16) == 0).all(), "unaligned load"
             clipped = np.clip(offset, 0, len(memory) - size)
             result[mine] = memory[clipped[:, None] + np.arange(size)]
@@ -93,7 +115,8 @@ class Lockstep:
             assert offset % size == 0 or size > 16, "unaligned store"
             memory[offset : offset + size] = data[thread]
 
-    # shared memory: an address is (block + 1) << 20 | offset once mapped, or an offset in the thread's own block
+    # shared memory: an address is (block + 1) << 20 | offset once mapped, or an offset in the thread's own
+    # block
     def _places(self, address: Any) -> tuple[Array, Array]:
         at = self._spread(address, np.int64)
         own = np.arange(self.count) // self.threads
@@ -202,9 +225,10 @@ def _namespaces(run: Lockstep) -> dict[str, Any]:
         with np.errstate(all="ignore"):
             product = np.matmul(left, right)
         return tuple(
-            (np.broadcast_to(c[i], (count,)) + product[:, quad + 8 * (i // 2), quarter * 2 + i % 2].reshape(-1)).astype(
-                np.float32
-            )
+            (
+                np.broadcast_to(c[i], (count,))
+                + product[:, quad + 8 * (i // 2), quarter * 2 + i % 2].reshape(-1)
+            ).astype(np.float32)
             for i in range(4)
         )
 
@@ -219,15 +243,25 @@ def _namespaces(run: Lockstep) -> dict[str, Any]:
         run.shared_store(address, _bytes(*values, count=count, dtype=np.float32))
 
     def put_words(address: Any, words: Sequence[Any]) -> None:
-        run.shared_store(address, _bytes(*[_u32(w).astype(np.int64) for w in words], count=count, dtype=np.uint32))
+        run.shared_store(
+            address, _bytes(*[_u32(w).astype(np.int64) for w in words], count=count, dtype=np.uint32)
+        )
 
     def put_bf16(address: Any, value: Any) -> None:
-        run.shared_store(address, _bytes(_bf16_bits(np.broadcast_to(value, (count,))), count=count, dtype=np.uint16))
+        run.shared_store(
+            address, _bytes(_bf16_bits(np.broadcast_to(value, (count,))), count=count, dtype=np.uint16)
+        )
 
     def bulk(shared: Any, address: Any, size: int, barrier: Any, condition: Any) -> None:
         active = np.broadcast_to(condition, (count,)) != 0
         run.masks.append(run.masks[-1] & active)
         run.shared_store(shared, run.load(address, int(size)))
+        run.masks.pop()
+
+    def copy_if(shared: Any, address: Any, condition: Any) -> None:
+        active = np.broadcast_to(condition, (count,)) != 0
+        run.masks.append(run.masks[-1] & active)
+        run.shared_store(shared, run.load(address, 16))
         run.masks.pop()
 
     def sums(values: Sequence[Any], offsets: Sequence[int]) -> list[Any]:
@@ -279,7 +313,9 @@ def _namespaces(run: Lockstep) -> dict[str, Any]:
         copy_async=lambda shared, at: run.shared_store(shared, run.load(at, 16)),
         load_matrix=lambda at: matrix(at, False),
         mma_bf16=mma,
-        add_launch=lambda at: run.store(at, _bytes(_words(run.load(at, 4))[0] + 1, count=count, dtype=np.uint32)),
+        add_launch=lambda at: run.store(
+            at, _bytes(_words(run.load(at, 4))[0] + 1, count=count, dtype=np.uint32)
+        ),
         Words=tuple,
     )
     frag = SimpleNamespace(
@@ -296,7 +332,9 @@ def _namespaces(run: Lockstep) -> dict[str, Any]:
         choose_f32=select,
         choose_word=select,
         choose_address=select,
-        finite_or_minus_inf=lambda v, kept: select((np.broadcast_to(kept, (count,)) != 0) & np.isfinite(v), v, np.float32(-np.inf)),
+        finite_or_minus_inf=lambda v, kept: select(
+            (np.broadcast_to(kept, (count,)) != 0) & np.isfinite(v), v, np.float32(-np.inf)
+        ),
         pick=pick,
         load_constant=lambda at: _floats(run.load(at, 4))[0],
         load_f32=lambda at: _floats(run.load(at, 4))[0],
@@ -318,9 +356,12 @@ def _namespaces(run: Lockstep) -> dict[str, Any]:
         store_remote_f32x2=put_f32,
         store_remote_word=lambda at, word: put_words(at, [word]),
         load_matrix_transposed=lambda at: matrix(at, True),
-        pack_fp8=lambda values: _words(np.ascontiguousarray(_e4m3([np.broadcast_to(v, (count,)) for v in values])))[0],
+        pack_fp8=lambda values: _words(
+            np.ascontiguousarray(_e4m3([np.broadcast_to(v, (count,)) for v in values]))
+        )[0],
         widen_fp8=widen,
         expect_bytes_if=lambda *_: None,
+        copy_async_if=copy_if,
         bulk_load_if=bulk,
     )
 
@@ -336,14 +377,7 @@ def _namespaces(run: Lockstep) -> dict[str, Any]:
         get_dyn_smem=lambda kind, alignment: _Pointer(run.allocate(run.dynamic_bytes, alignment)),  # type: ignore[attr-defined]
         shuffle_sync_bfly=shuffle,
         fmax=np.maximum,
-        **{
-            name: nothing
-            for name in (
-                "griddepcontrol_wait", "griddepcontrol_launch_dependents", "sync_threads", "sync_warp", "barrier",
-                "cluster_arrive", "cluster_arrive_relaxed", "cluster_wait", "mbarrier_init", "mbarrier_init_fence",
-                "mbarrier_wait", "mbarrier_arrive", "cp_async_commit_group", "cp_async_wait_group", "fence_proxy",
-            )
-        },
+        **dict.fromkeys(SYNCHRONISATION, nothing),
     )  # fmt: skip
     as_int.size, as_float.size = 4, 4  # type: ignore[attr-defined]
 
@@ -371,7 +405,11 @@ def _namespaces(run: Lockstep) -> dict[str, Any]:
         "choose": lambda condition, first, second: select(condition, first, second),
         "cute": SimpleNamespace(arch=arch, rsqrt=quiet(lambda x: 1.0 / np.sqrt(np.asarray(x)))),
         "cutlass": SimpleNamespace(
-            min=np.minimum, max=np.maximum, range_constexpr=range, range=uniform_range, const_expr=lambda test: test
+            min=np.minimum,
+            max=np.maximum,
+            range_constexpr=range,
+            range=uniform_range,
+            const_expr=lambda test: test,
         ),
         "Int32": as_int,
         "Int64": as_long,
@@ -384,7 +422,7 @@ def _namespaces(run: Lockstep) -> dict[str, Any]:
 
 
 class _Masks(ast.NodeTransformer):
-    """Turns every `if` whose test is not `const_expr` into a loop over `_enter(test)`, and drops annotations."""
+    """Turns every `if` whose test is not `const_expr` into a loop over `_enter(test)`."""
 
     def visit_If(self, node: ast.If) -> Any:
         self.generic_visit(node)
@@ -392,13 +430,21 @@ class _Masks(ast.NodeTransformer):
             return node
         enter = ast.Call(func=ast.Name("_enter", ast.Load()), args=[_bitwise(node.test)], keywords=[])
         loops: list[ast.stmt] = [
-            ast.For(target=ast.Name("_", ast.Store()), iter=enter, body=node.body, orelse=[], type_comment=None)
+            ast.For(
+                target=ast.Name("_", ast.Store()), iter=enter, body=node.body, orelse=[], type_comment=None
+            )
         ]
         if node.orelse:
             inverse = ast.Call(func=ast.Name("_not", ast.Load()), args=[_bitwise(node.test)], keywords=[])
             other = ast.Call(func=ast.Name("_enter", ast.Load()), args=[inverse], keywords=[])
             loops.append(
-                ast.For(target=ast.Name("_", ast.Store()), iter=other, body=node.orelse, orelse=[], type_comment=None)
+                ast.For(
+                    target=ast.Name("_", ast.Store()),
+                    iter=other,
+                    body=node.orelse,
+                    orelse=[],
+                    type_comment=None,
+                )
             )
         return loops
 
@@ -428,7 +474,9 @@ def run_kernel(
     threads: int,
     dynamic_bytes: int = 0,
 ) -> None:
-    """Runs `module.kernel` over its grid (clusters along x), tensors among `arguments` being torch tensors on the CPU."""
+    """Runs `module.kernel` over its grid (clusters along x), tensors among `arguments` being torch tensors on
+    the CPU.
+    """
     tensors: list[_Tensor] = []
     passed: list[Any] = []
     for value in arguments:
@@ -448,7 +496,11 @@ def run_kernel(
     for node in wanted:
         if isinstance(node, ast.FunctionDef):
             body.append(_Masks().visit(node) if node.name == kernel else node)
-        elif isinstance(node, ast.Assign) and "Tuple" not in ast.unparse(node) and "tuple[" not in ast.unparse(node):
+        elif (
+            isinstance(node, ast.Assign)
+            and "Tuple" not in ast.unparse(node)
+            and "tuple[" not in ast.unparse(node)
+        ):
             body.append(node)
     code = compile(ast.fix_missing_locations(ast.Module(body=body, type_ignores=[])), module.__name__, "exec")
     for z in range(grid[2]):
@@ -464,6 +516,6 @@ def run_kernel(
                 names["cute"].arch.block_idx = lambda block=block, y=y, z=z: (block, y, z)
                 names["cache"] = names["memoize"] = names["cute"].jit = lambda function: function
                 names["_not"] = _not
-                exec(code, names)  # noqa: S102 - our own source, in our own names
+                exec(code, names)
                 with np.errstate(all="ignore"):
                     names[kernel](*passed)

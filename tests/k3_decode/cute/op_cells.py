@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-
 from k3_decode.ops.contract import Args, Cell, OpSpec, Role
 
 FLOOR = {torch.bfloat16: 2.0**-7, torch.float32: 2.0**-22, torch.float8_e4m3fn: 2.0**-3}
@@ -31,7 +30,8 @@ def written_copy(op: str, args: Args) -> Args:
 
 
 def require_close(op: str, args: Args, call: Callable[[Args], None]) -> Args:
-    """Calls on fresh copies and asserts: exact outputs equal, untouched state unchanged, errors within 2 x stock + 2 ulp.
+    """Calls on fresh copies and asserts: exact outputs equal, untouched state unchanged, errors within 2 x
+    stock + 2 ulp.
 
     Returns the arguments after the call.
     """
@@ -49,7 +49,9 @@ def require_close(op: str, args: Args, call: Callable[[Args], None]) -> Args:
         assert isinstance(before, torch.Tensor)
         if param.name in masks:
             mask = masks[param.name]
-            assert torch.equal(_bits(got)[~mask], _bits(before)[~mask]), f"{param.name} changed where it must not"
+            assert torch.equal(_bits(got)[~mask], _bits(before)[~mask]), (
+                f"{param.name} changed where it must not"
+            )
             got, base, want = got[mask].unsqueeze(0), base[mask].unsqueeze(0), want[mask].unsqueeze(0)
         if param.is_exact:
             assert torch.equal(got, want.to(got.dtype)), f"{param.name} differs from its exact value"
@@ -82,7 +84,9 @@ def _clone(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def assert_activations_after_wait(ptx: str, architecture: str) -> None:
-    """Before the dependency wait only constants (non-coherent loads, cp.async); after it no non-coherent load."""
+    """Before the dependency wait only constants (non-coherent loads, cp.async); after it no non-coherent
+    load.
+    """
     before, after = ptx.split("griddepcontrol.wait", 1)
     assert f".target {architecture}" in before
     coherent = [line for line in before.splitlines() if "ld.global" in line and "ld.global.nc" not in line]

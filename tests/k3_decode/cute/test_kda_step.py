@@ -1,4 +1,4 @@
-"""The KDA kernel: its source in lockstep on the CPU; compilation; values, exact windows and replays on a GPU."""
+"""The KDA kernel: its source in lockstep on the CPU; compilation; values, windows and replays on a GPU."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +13,7 @@ from k3_decode.cute.kda_step import DECODE, VERIFY, VERIFY_ACCEPTED, Form
 from k3_decode.cute.variant import COMPILED, DISPATCHED
 from k3_decode.ops.contract import LAUNCH_SLOTS, Args, Cell
 from k3_decode.shapes import CANARY, K3
+
 from tests.k3_decode.cute.lockstep import run_kernel
 from tests.k3_decode.cute.op_cells import arguments, assert_activations_after_wait, require_close
 
@@ -24,7 +25,16 @@ def run_in_lockstep(form: Form) -> Callable[[Args], None]:
         slots, packed = args["slots"], args["packed"]
         assert isinstance(slots, torch.Tensor)
         assert isinstance(packed, torch.Tensor)
-        names = ("packed", "conv_weight", "decay_weight", "a_log", "dt_bias", "norm_weight", "conv_state", "state")
+        names = (
+            "packed",
+            "conv_weight",
+            "decay_weight",
+            "a_log",
+            "dt_bias",
+            "norm_weight",
+            "conv_state",
+            "state",
+        )
         accepted = slots[:, 0] if args["accepted"] is None else args["accepted"]
         launches = torch.zeros(LAUNCH_SLOTS, dtype=torch.int32)
         constants = [form.split, form.steps, form.threads, form.is_ahead, form.mode, form.has_bound]
@@ -113,7 +123,9 @@ def test_decode_matches_the_oracle(tp: int, requests: int, gpu: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize("regime", ["heavy_tail", "large", "tiny", "null_slots", "strided_slots", "partly_accepted"])
+@pytest.mark.parametrize(
+    "regime", ["heavy_tail", "large", "tiny", "null_slots", "strided_slots", "partly_accepted"]
+)
 def test_hostile_inputs_match_the_oracle(regime: str, rows: int, gpu: Any) -> None:
     require_close("kda_step", arguments("kda_step", Cell(K3.rank(16), 5, rows), regime, gpu), launch)
 
