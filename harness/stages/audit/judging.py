@@ -48,6 +48,16 @@ def judge(check: Check, samples: Samples) -> Outcome:
             "install the disassembler, or look at the kept PTX and SASS",
             figures=figures,
         )
+    if not all(p.has_matched_roles for p in programs):
+        return _outcome(
+            check,
+            samples,
+            Status.INCONCLUSIVE,
+            "declared parameters do not match the kernel's, so that no access has a role",
+            "name the kernel's tensor parameters in launch order",
+            control,
+            figures,
+        )
     findings = _waived(
         check, (*access_findings(programs, accesses), *_cost_findings(check, samples, programs))
     )
@@ -89,13 +99,10 @@ def _decide(
             figures,
             shown,
         )
-    unmatched = [p for p in programs if not p.has_matched_roles]
     unresolved = sum(p.unresolved for p in programs)
-    if unmatched or unresolved or strangers > check.number("max_unclassed"):
+    if unresolved or strangers > check.number("max_unclassed"):
         what = (
-            "declared parameters do not match the kernel's"
-            if unmatched
-            else f"{unresolved} branches or calls go to unknown places"
+            f"{unresolved} branches or calls go to unknown places"
             if unresolved
             else f"{strangers} accesses could not be traced to a parameter"
         )
@@ -104,7 +111,7 @@ def _decide(
             samples,
             Status.INCONCLUSIVE,
             what,
-            "name the kernel's tensor parameters in launch order, or make their addresses traceable",
+            "write the address so that it can be traced to a parameter, or take the branch apart",
             control,
             figures,
             shown,
