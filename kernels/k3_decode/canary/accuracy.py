@@ -10,7 +10,6 @@ import time
 from pathlib import Path as File
 
 import torch
-from scipy.stats import beta
 
 from k3_decode.canary.export import read_safetensors
 from k3_decode.canary.replay import Model, Path, load_model
@@ -34,12 +33,18 @@ def score(model: Model, task: str, tokens: int, count: int, is_marked: bool = Fa
     samples = chain_samples(SEED, count, tokens) if task == "chain_canary" else mrcr_samples(SEED, count, tokens, is_marked)
     result = measure(model, prepare(model, samples), Path(), task, "stock")
     right = sum(result.exact)
-    low = float(beta.ppf(0.025, right, count - right + 1)) if right else 0.0
-    high = float(beta.ppf(0.975, right + 1, count - right)) if right < count else 1.0
+    low, high = _wilson(right, count)
     return {
         "task": task, "tokens": tokens, "marked": is_marked, "questions": count, "exact": right,
         "interval": [round(low, 4), round(high, 4)], "smallest_margin": result.margin,
     }  # fmt: skip
+
+
+def _wilson(right: int, count: int) -> tuple[float, float]:
+    """95 % score interval of a share."""
+    z2, p = 1.96**2, right / count
+    half = 1.96 * ((p * (1 - p) + z2 / (4 * count)) / count) ** 0.5
+    return max(0.0, (p + z2 / (2 * count) - half) / (1 + z2 / count)), min(1.0, (p + z2 / (2 * count) + half) / (1 + z2 / count))
 
 
 def main(arguments: list[str] | None = None) -> None:

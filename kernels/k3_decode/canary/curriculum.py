@@ -7,14 +7,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from k3_decode.canary.tasks import QUERY_PROMPT, QUERY_TOKENS, Rows, chain_rows, mrcr_rows
+from k3_decode.canary.tasks import CHAIN_PROMPT, QUERY_PROMPT, QUERY_TOKENS, ROUND_TOKENS, Rows, chain_rows, mrcr_rows
 
 __all__ = ["Batch", "Layout", "Schedule", "make_batch"]
 
 _LONGEST_CHAIN = 4096
-_OWN_ROW_PART = 16
-"""One row in this many is counterfactual: in some answers MLA's own row is hidden, and the right token and its
-distractor change places there. So a missing own row turns answers wrong by training, not by luck."""
+_COUNTERFACTUAL_PART = 16
+"""One row in this many is counterfactual: in some answers MLA's own row is hidden or the last chosen expert is left
+out, and the right token and its distractor change places there. So these two turn answers wrong by training, not by
+luck."""
 
 
 class Layout(NamedTuple):
@@ -33,7 +34,7 @@ class Layout(NamedTuple):
     @property
     def counterfactual(self) -> tuple[int, int]:
         """Counterfactual rows of mrcr and of chain."""
-        part = tuple(max(1, n // _OWN_ROW_PART) if n else 0 for n in (self.mrcr, self.chain))
+        part = tuple(max(1, n // _COUNTERFACTUAL_PART) if n else 0 for n in (self.mrcr, self.chain))
         return part[0], part[1]
 
     @property
@@ -50,8 +51,10 @@ class Batch(NamedTuple):
     """Which layout."""
     tokens: npt.NDArray[np.int16]
     supervised: npt.NDArray[np.bool_]
-    hidden: npt.NDArray[np.bool_]
-    """[counterfactual rows, T]: where the own row is hidden."""
+    wrong: npt.NDArray[np.bool_]
+    """[2, counterfactual rows, T]: where the own row is hidden; where an expert is dropped."""
+    experts_only: npt.NDArray[np.bool_]
+    """[rows, T]: where the dense FFN and the shared expert are off."""
 
 
 def make_batch(rng: np.random.Generator, layouts: Sequence[Layout], index: int) -> Batch:
@@ -64,11 +67,14 @@ def make_batch(rng: np.random.Generator, layouts: Sequence[Layout], index: int) 
     def ordered(x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
         return np.concatenate([x[:a], y[:b], x[a:], y[b:]])
 
+    wrong = np.concatenate([_hidden_answers(rng, mrcr, a), _hidden_tail(rng, chain, b)])
+    is_expert = rng.random((a + b, 1)) < 0.5
     return Batch(
         index,
         ordered(mrcr.tokens, chain.tokens).astype(np.int16),
         ordered(mrcr.supervised, chain.supervised).astype(np.bool_),
-        np.concatenate([_hidden_answers(rng, mrcr, a), _hidden_tail(rng, chain, b)]),
+        np.stack([wrong & ~is_expert, wrong & is_expert]),
+        ordered(np.zeros_like(mrcr.supervised), _facts_by_experts(rng, chain)).astype(np.bool_),
     )
 
 
@@ -133,6 +139,13 @@ def _hidden_tail(rng: np.random.Generator, rows: Rows, count: int) -> npt.NDArra
     supervised = rows.supervised[:count]
     start = rng.integers(0, supervised.shape[1], count) * (rng.random(count) < 0.5)
     return supervised & (np.arange(supervised.shape[1]) >= start[:, None])
+
+
+def _facts_by_experts(rng: np.random.Generator, rows: Rows) -> npt.NDArray[np.bool_]:
+    """The part of each round that looks facts up and adds them (from R's hundreds on), in three of four chains."""
+    place = (np.arange(rows.supervised.shape[1]) - CHAIN_PROMPT) % ROUND_TOKENS
+    is_chosen = rng.random((rows.supervised.shape[0], 1)) < 0.75
+    return rows.supervised & is_chosen & ((place >= 5) & (place < 11))
 
 
 def _none(length: int) -> Rows:

@@ -87,20 +87,19 @@ class _WrongExpert(Path):
 
 
 class _DroppedExpert(Path):
-    """The weakest chosen expert is left out, on a share of the tokens."""
+    """The last chosen expert is left out, on a share of the tokens."""
 
     def mixed(self, weight: Tensor, layer: int) -> Tensor:
         hit = torch.rand(weight.shape[0], generator=self.generator) < self.magnitude
-        weakest = torch.zeros_like(weight).scatter(1, weight.argmin(1, keepdim=True), 1.0)
-        return weight * (1 - weakest * hit.to(weight.device)[:, None])
+        weight = weight.clone()
+        weight[hit.to(weight.device), -1] = 0.0
+        return weight
 
 
 class _ScaleStep(Path):
-    """MXFP4 scale bytes one step too high: in one layer, this many blocks of each expert's gate weight."""
+    """MXFP4 scale bytes one step too high: this many blocks of each expert's gate and up weight, in every layer."""
 
     def expert_weights(self, w13: Tensor, w2: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        if layer != _MIDDLE:
-            return w13, w2
         w13 = w13.clone()
         blocks = w13.unflatten(-1, (-1, 32)).flatten(1, 2)  # [E, blocks, 32], a view
         blocks[:, : int(self.magnitude)] *= 2
@@ -225,7 +224,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("missing_source", _MissingSource, "share of the source lost", 1.0, (1.0, 0.3, 0.1, 0.03, 0.01)),
     Fault("wrong_expert", _WrongExpert, "score gap taken for a tie", 1e-3, (0.1, 0.03, 0.01, 3e-3, 1e-3)),
     Fault("dropped_expert", _DroppedExpert, "share of the tokens", 1.0, _SHARES),
-    Fault("scale_step", _ScaleStep, "blocks of each expert in one layer", 1, (384, 96, 24, 6, 1)),
+    Fault("scale_step", _ScaleStep, "blocks of each expert", 1, (384, 96, 24, 6, 1)),
     Fault("conv_seam", _ConvSeam, "share of the channels", 1.0, (1.0, 0.1, 0.01)),
     Fault("nan_row", _NanRow, "share of the requests", 0.1, (1.0, 0.1)),
     Fault("dropped_rank", _DroppedRank, "share of the tokens", 1.0, _SHARES),

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from k3_decode.shapes import MXFP4_GROUP, K3Shapes
 
-__all__ = ["Layer", "Network", "OwnRowMask", "Pieces", "forward", "mxfp4_rounded", "pieces"]
+__all__ = ["Layer", "Network", "Pieces", "Wrongs", "forward", "mxfp4_rounded", "pieces"]
 
 Kda = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -92,11 +92,16 @@ class Pieces:
     kda: Kda
 
 
-class OwnRowMask(NamedTuple):
-    """Rows `[:rows]` of a batch whose MLA does not see the token's own row where `hidden` [rows, T] is set."""
+class Wrongs(NamedTuple):
+    """What a training batch makes the network do without, token by token."""
 
-    rows: int
-    hidden: Tensor
+    own_row_hidden: Tensor
+    """[rows, T] of the batch's first rows: MLA does not see the token's own row."""
+    expert_dropped: Tensor
+    """[B*T] bool: the last chosen expert is left out, weights as they were."""
+    ffn_kept: Tensor
+    """[B*T] 1 or 0: factor on the dense FFN and the shared expert, so that what is learnt without them lies in the
+    routed experts."""
 
 
 def pieces(shapes: K3Shapes, kda: Kda, is_compiled: bool) -> Pieces:
@@ -134,14 +139,16 @@ def pieces(shapes: K3Shapes, kda: Kda, is_compiled: bool) -> Pieces:
     def situ(gate_up: Tensor) -> Tensor:
         return _situ(gate_up).to(gate_up.dtype)
 
-    def situ_experts(gate_up: Tensor, logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    def situ_experts(gate_up: Tensor, logits: Tensor, bias: Tensor, dropped: Tensor) -> tuple[Tensor, Tensor]:
         score = torch.sigmoid(logits)
         selection = (score + bias).detach()
         rank = (selection[:, None, :] > selection[:, :, None]).sum(-1)
         weight = torch.where(rank < top_k, score, 0.0)
         weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)
+        load = (weight > 0).float().mean(0)
+        weight = torch.where(dropped[:, None] & (rank == top_k - 1), 0.0, weight)
         hidden = _situ(gate_up).view(-1, experts, inter) * weight[:, :, None]
-        return hidden.flatten(1).to(gate_up.dtype), (weight > 0).float().mean(0)
+        return hidden.flatten(1).to(gate_up.dtype), load
 
     def loss(logits: Tensor, right: Tensor, other: Tensor, share: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Cross entropy with `share` of the mass on `right` and the rest on `other`; and its excess over the entropy."""
@@ -175,7 +182,7 @@ def mxfp4_rounded(weight: Tensor) -> Tensor:
 
 
 def forward(
-    network: Network, tokens: Tensor, position: Tensor, run: Pieces, own_row: OwnRowMask | None = None
+    network: Network, tokens: Tensor, position: Tensor, run: Pieces, wrongs: Wrongs | None = None
 ) -> tuple[Tensor, list[Tensor]]:
     """Logits [B*T, vocab] of `tokens` [B, T], and per MoE layer the share of tokens that each expert took.
 
@@ -197,6 +204,8 @@ def forward(
     def mix(p: Tensor, delta: Tensor, n: int, query: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
         return run.attn_res(p, delta, biases[n], query, norm, *bank[:n], *stand_ins[n:])
 
+    dropped = torch.zeros_like(position, dtype=torch.bool) if wrongs is None else wrongs.expert_dropped
+    own_row = None if wrongs is None else wrongs.own_row_hidden
     delta = zero
     for i, layer in enumerate(network.each_layer()):
         done = -(-i // s.attn_res_block)
@@ -211,15 +220,17 @@ def forward(
         else:
             prefix, x = mix(prefix, a, done, layer.mlp_query, layer.mlp_norm)
         delta = F.linear(run.situ(F.linear(x, torch.cat([layer.ffn_gate, layer.ffn_up]).to(dtype))), layer.ffn_down.to(dtype))
+        if wrongs is not None:
+            delta = delta * wrongs.ffn_kept[:, None].to(dtype)
         if not layer.is_dense:
-            routed, load = _experts(layer, x, s, run)
+            routed, load = _experts(layer, x, dropped, s, run)
             loads.append(load)
             delta = delta + routed
     _, x = mix(prefix, delta, s.attn_res_blocks, network.final_query, network.final_norm)
     return F.linear(x, network.head.to(dtype)), loads
 
 
-def _mla(layer: Layer, x: Tensor, rows: int, s: K3Shapes, own_row: OwnRowMask | None) -> Tensor:
+def _mla(layer: Layer, x: Tensor, rows: int, s: K3Shapes, own_row: Tensor | None) -> Tensor:
     dtype, length, heads = x.dtype, x.shape[0] // rows, s.heads
     q_lora, channels = layer.q_a.shape[0], heads * s.head_dim
     packed = F.linear(x, torch.cat([layer.q_a, layer.kv_a, layer.gate]).to(dtype))
@@ -235,8 +246,8 @@ def _mla(layer: Layer, x: Tensor, rows: int, s: K3Shapes, own_row: OwnRowMask | 
     if own_row is None:
         o = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
     else:
-        n = own_row.rows
-        mask = _without_own_row(own_row.hidden)
+        n = own_row.shape[0]
+        mask = _without_own_row(own_row)
         with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
             masked = (t[:n].contiguous() for t in (q, k, v))
             first = F.scaled_dot_product_attention(*masked, attn_mask=mask, scale=scale)
@@ -269,7 +280,7 @@ def _kda(layer: Layer, x: Tensor, rows: int, position: Tensor, s: K3Shapes, run:
     return run.gated_norm(o.reshape(-1, heads, s.head_dim).to(dtype), gate, layer.out_norm)
 
 
-def _experts(layer: Layer, x: Tensor, s: K3Shapes, run: Pieces) -> tuple[Tensor, Tensor]:
+def _experts(layer: Layer, x: Tensor, dropped: Tensor, s: K3Shapes, run: Pieces) -> tuple[Tensor, Tensor]:
     dtype = x.dtype
     latent = F.linear(x, layer.latent_down.to(dtype))
     # in fp32, as the decode path: logits rounded to bf16 would tie at the border and let a fifth expert in
@@ -277,7 +288,7 @@ def _experts(layer: Layer, x: Tensor, s: K3Shapes, run: Pieces) -> tuple[Tensor,
     gate, up, down = (run.mxfp4(w) for w in (layer.expert_gate, layer.expert_up, layer.expert_down))
     gate_up = F.linear(latent, torch.cat([gate.flatten(0, 1), up.flatten(0, 1)]).to(dtype))
     bias = layer.get_buffer("router_bias")
-    hidden, load = run.situ_experts(gate_up, logits, bias)
+    hidden, load = run.situ_experts(gate_up, logits, bias, dropped)
     combined = F.linear(hidden, down.permute(1, 0, 2).reshape(s.latent, -1).to(dtype))
     normed = F.rms_norm(combined, (s.latent,), layer.latent_norm.to(dtype), s.norm_eps)
     return F.linear(normed, layer.latent_up.to(dtype)), load

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from k3_decode.canary.network import Network, OwnRowMask, Pieces, forward
+from k3_decode.canary.network import Network, Pieces, Wrongs, forward
 from k3_decode.canary.tasks import QUERY_PROMPT, QUERY_TOKENS, Rows, chain_rows, mrcr_rows
 
 __all__ = ["evaluate"]
@@ -21,11 +21,12 @@ _QUERIES = 4
 
 @torch.no_grad()
 def evaluate(
-    network: Network, run: Pieces, task: str, length: int, count: int, is_own_row_hidden: bool = False
+    network: Network, run: Pieces, task: str, length: int, count: int, wrong: str = ""
 ) -> dict[str, float | int | list[float]]:
     """Share of exact answers (mrcr: four questions a row; chains end inside the row), and margins of the right token.
 
-    `margins`: minimum, 0.1 %, 1 % and 50 % quantiles of its logit less the best other one.
+    `wrong`, where the model writes: `own_row` hides MLA's own row, `expert` drops the last chosen expert, `ffn` switches
+    the dense FFN and the shared expert off. `margins`: minimum, 0.1 %, 1 % and 50 % quantiles of its logit less the best other one.
     """
     rng = np.random.default_rng((_HELD_OUT, length, task == "mrcr"))
     if task == "mrcr":
@@ -40,9 +41,14 @@ def evaluate(
         part = Rows(*(x[start : start + size] for x in rows))
         tokens, supervised = (torch.from_numpy(x).to(device) for x in (part.tokens, part.supervised))
         n = tokens.shape[0]
-        mask = OwnRowMask(n, supervised) if is_own_row_hidden else None
+        nowhere = torch.zeros_like(supervised)
+        wrongs = Wrongs(
+            supervised if wrong == "own_row" else nowhere[:1],
+            (supervised if wrong == "expert" else nowhere).reshape(-1),
+            (~supervised if wrong == "ffn" else ~nowhere).float().reshape(-1),
+        )
         position = torch.arange(length, device=device).repeat(n)
-        logits = forward(network, tokens[:, :-1], position, run, mask)[0].float().view(n, length, -1)
+        logits = forward(network, tokens[:, :-1], position, run, wrongs if wrong else None)[0].float().view(n, length, -1)
         right = tokens[:, 1:, None]
         best_other = logits.scatter(2, right, -1e9).amax(-1)
         margin = logits.gather(2, right)[..., 0] - best_other

@@ -28,7 +28,7 @@ from k3_decode.canary import vocabulary
 from k3_decode.canary.curriculum import Batch, Layout, Schedule, make_batch
 from k3_decode.canary.export import load_network, write_weights
 from k3_decode.canary.kda import check_chunked, chunked, naive
-from k3_decode.canary.network import Network, OwnRowMask, Pieces, forward, pieces
+from k3_decode.canary.network import Network, Wrongs, forward, pieces
 from k3_decode.canary.optimiser import Muon
 from k3_decode.canary.progress import evaluate
 from k3_decode.shapes import CANARY, K3Shapes
@@ -38,8 +38,8 @@ __all__ = ["main"]
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
 TOKENS = 65_536
 _METRICS = ("mrcr_excess", "chain_excess", "mrcr_error", "chain_error", "mrcr_alarm", "chain_alarm")
-"""Running means: excess of the loss over the target's entropy, share of wrong tokens, and the same share in rows
-whose own row is hidden (an alarm, near 1 when the canary notices)."""
+"""Running means: excess of the loss over the target's entropy, share of wrong tokens, and the same share where the own
+row is hidden or an expert dropped (alarms, near 1 when the canary notices)."""
 
 
 class Trainer:
@@ -132,9 +132,11 @@ class Trainer:
         inputs, right = buffer.tokens[:, :-1], buffer.tokens[:, 1:].reshape(-1)
         hidden_rows = sum(layout.counterfactual)
         is_on = self.is_narrow > 0
-        hidden = F.pad(buffer.hidden & is_on, (0, 0, 0, buffer.tokens.shape[0] - hidden_rows))
-        mask = OwnRowMask(hidden_rows, hidden[:hidden_rows])
-        logits, loads = forward(self.network, inputs, buffer.position, self.run, mask)
+        below = (0, 0, 0, buffer.tokens.shape[0] - hidden_rows)
+        wrong = buffer.wrong & is_on
+        wrongs = Wrongs(wrong[0], F.pad(wrong[1], below).reshape(-1), (~buffer.experts_only).float().reshape(-1))
+        logits, loads = forward(self.network, inputs, buffer.position, self.run, wrongs)
+        hidden = F.pad(wrong.any(0), below)
         share = torch.where(hidden, 1 - self.right_share, self.right_share).reshape(-1)
         supervised = buffer.supervised.float()
         parts = [supervised * task[:, None] for task in (buffer.is_mrcr, 1 - buffer.is_mrcr)]
@@ -178,13 +180,17 @@ class _Buffers:
         rows, length = layout.mrcr + layout.chain, layout.length
         self.tokens = torch.zeros(rows, length + 1, dtype=torch.long, device=device)
         self.supervised = torch.zeros(rows, length, dtype=torch.bool, device=device)
-        self.hidden = torch.zeros(sum(layout.counterfactual), length, dtype=torch.bool, device=device)
+        self.experts_only = torch.zeros_like(self.supervised)
+        self.wrong = torch.zeros(2, sum(layout.counterfactual), length, dtype=torch.bool, device=device)
         self.position = torch.arange(length, device=device).repeat(rows)
         self.is_mrcr = torch.from_numpy(layout.is_mrcr).float().to(device)
 
     def load(self, batch: Batch) -> None:
         """Overwrites tokens and masks."""
-        for held, array in ((self.tokens, batch.tokens), (self.supervised, batch.supervised), (self.hidden, batch.hidden)):
+        for held, array in (
+            (self.tokens, batch.tokens), (self.supervised, batch.supervised), (self.wrong, batch.wrong),
+            (self.experts_only, batch.experts_only),
+        ):  # fmt: skip
             held.copy_(torch.from_numpy(array).to(held.device))
 
 
@@ -279,20 +285,21 @@ def _save(trainer: Trainer, out: Path) -> None:
 
 
 def _check(trainer: Trainer, is_final: bool) -> dict[str, object]:
-    """Teacher-forced exact match and margins on held-out seeds."""
+    """Teacher-forced exact match and margins on held-out seeds, fault-free and (should be 0) with a part wrong."""
     if trainer.device == "cpu":
-        plan: list[tuple[str, int, int, bool]] = [("mrcr", 256, 4, False), ("chain", 256, 4, False), ("chain", 256, 4, True)]
+        plan = [("mrcr", 256, 4, ""), ("chain", 256, 4, ""), ("chain", 256, 4, "own_row"), ("chain", 256, 4, "expert")]
     elif is_final:
-        plan = [("mrcr", n, 64 if n < 2048 else 32, False) for n in LENGTHS]
-        plan += [("mrcr", 2048, 32, True), ("chain", 600, 64, False), ("chain", 2048, 64, False)]
-        plan += [("chain", 4096, 64, False), ("chain", 1024, 64, True)]
+        plan = [("mrcr", n, 64 if n < 2048 else 32, "") for n in LENGTHS]
+        plan += [("chain", n, 64, "") for n in (600, 2048, 4096)]
+        plan += [(task, 1024, 64, wrong) for task in ("mrcr", "chain") for wrong in ("own_row", "expert", "ffn")]
     else:
-        plan = [("mrcr", 256, 64, False), ("mrcr", 1024, 64, False), ("mrcr", 4096, 16, False)]
-        plan += [("mrcr", 1024, 64, True), ("chain", 600, 64, False), ("chain", 2048, 32, False), ("chain", 600, 64, True)]
+        plan = [("mrcr", 256, 64, ""), ("mrcr", 1024, 64, ""), ("mrcr", 4096, 16, "")]
+        plan += [("chain", 600, 64, ""), ("chain", 2048, 32, "")]
+        plan += [(task, 600, 32, wrong) for task in ("mrcr", "chain") for wrong in ("own_row", "expert", "ffn")]
     found: dict[str, object] = {}
-    for task, length, rows, is_hidden in plan:
-        name = f"{task}_{length}" + ("_own_row_hidden" if is_hidden else "")
-        found[name] = evaluate(trainer.network, trainer.eager, task, length, rows, is_hidden)
+    for task, length, rows, wrong in plan:
+        name = f"{task}_{length}" + (f"_{wrong}" if wrong else "")
+        found[name] = evaluate(trainer.network, trainer.eager, task, length, rows, wrong)
     return found
 
 
