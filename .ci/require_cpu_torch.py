@@ -2,8 +2,8 @@
 
     python .ci/require_cpu_torch.py PIP CONSTRAINTS [INDEX_URL]
 
-Asks pip what it would install and downloads nothing but metadata. Exit code 0: a CPU build, or torch is there already. 2: a
-CUDA build, or pip finds none.
+Asks pip what it would install and downloads nothing but metadata. Exit code 0: a CPU build, or torch is there
+already. 2: a CUDA build, or pip finds none.
 """
 
 import json
@@ -12,7 +12,9 @@ import sys
 
 
 def planned_torch(pip: str, constraints: str, index_url: str) -> dict[str, object] | None:
-    """Metadata of the torch that pip would install; None where one that satisfies the constraint is installed."""
+    """Metadata of the torch that pip would install; None where one that satisfies the constraint is
+    installed.
+    """
     command = [
         pip,
         "install",
@@ -30,7 +32,8 @@ def planned_torch(pip: str, constraints: str, index_url: str) -> dict[str, objec
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(
-            f"pip finds no torch: {done.stderr.strip().splitlines()[-1:]}; set TORCH_INDEX_URL to an index with CPU builds"
+            f"pip finds no torch: {done.stderr.strip().splitlines()[-1:]}; set TORCH_INDEX_URL to an index "
+            "with CPU builds"
         )
     installs = json.loads(done.stdout)["install"]
     return installs[0]["metadata"] if installs else None
@@ -48,8 +51,10 @@ def main() -> int:
     ]
     if cuda:
         sys.stderr.write(
-            f"torch {metadata['version']} would be a CUDA build (it wants {len(cuda)} CUDA packages, several GB); "
-            "give an index with CPU builds: make TORCH_INDEX_URL=... , or install a CPU torch into .venv first\n"
+            f"torch {metadata['version']} would be a CUDA build (it wants {len(cuda)} CUDA packages, several "
+            "GB); "
+            "give an index with CPU builds: make TORCH_INDEX_URL=... , or install a CPU torch into .venv "
+            "first\n"
         )
         return 2
     return 0

@@ -78,16 +78,22 @@ def resolve_tier(asked: str, machine: Machine) -> Tier:
 
 
 def make_plan(
-    request: PlanRequest, digests: CodeDigests, nonce: str, stages: Sequence[StageName] = tuple(StageName)
+    request: PlanRequest,
+    digests: CodeDigests,
+    nonce: str,
+    stages: Sequence[StageName] = tuple(StageName),
+    subjects: Sequence[str] = (),
 ) -> Plan:
     """Every check that the policy demands of this claim and change, cheapest stage first.
 
-    `stages` narrows the plan to some stages; the gate still demands the others.
+    `stages` narrows the plan to some stages, `subjects` to checks about some subjects or ops; the gate still
+    demands the others.
     """
     checks: list[Check] = []
     for name in StageName:
         if name in stages and request.policy.proof(name) is not None:
             checks += [_under_policy(check, request) for check in stage_of(name).plan(request)]
+    checks = [c for c in checks if not subjects or {c.subject, c.op}.intersection(subjects)]
     if not checks:
         raise InputError(
             f"policy {request.policy.name!r} and stages {', '.join(stages) or 'none'} leave nothing to "

@@ -65,6 +65,8 @@ class Selection:
     full: bool = False
     machine: Path | None = None
     nonce: str | None = None
+    subjects: tuple[str, ...] = ()
+    """Only checks about these subjects or ops; empty: all."""
 
 
 def make_selected_plan(selection: Selection) -> Any:
@@ -100,7 +102,8 @@ def make_selected_plan(selection: Selection) -> Any:
         pack=pack, claim=claim, policy=policy, zones=zones, rules=rules,
         change=change, machine=machine, tier=tier, is_full=selection.full, seed=plan_seed(change.head, nonce),
     )  # fmt: skip
-    return make_plan(request, CodeDigests(harness_digest(), pack_digest(pack)), nonce, stages)
+    digests = CodeDigests(harness_digest(), pack_digest(pack))
+    return make_plan(request, digests, nonce, stages, selection.subjects)
 
 
 def _parse_stages(names: tuple[str, ...]) -> tuple[StageName, ...]:

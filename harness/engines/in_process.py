@@ -5,7 +5,7 @@ comes back. Log-probabilities are natural, fp32, [positions, vocab].
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -14,8 +14,16 @@ import torch
 from harness.domain.pack import Arm, Decision, Generation, Pack, Session, SessionRequest
 
 __all__ = [
-    "Divergence", "answer", "divergence", "force", "force_verify", "open_session", "random_texts",
-    "watched_digests", ]  # fmt: skip
+    "Divergence",
+    "answer",
+    "divergence",
+    "force",
+    "force_verify",
+    "open_session",
+    "planted_write",
+    "random_texts",
+    "watched_digests",
+]
 
 Tensor = torch.Tensor
 
@@ -110,10 +118,27 @@ def divergence(reference: Tensor, other: Tensor) -> Divergence:
     )
 
 
-def watched_digests(session: Session, requests: Sequence[int]) -> dict[str, tuple[int, int]]:
-    """(checksum of what a step of `requests` may not write, number of such elements) by watched tensor."""
-    masks = session.writable(requests)
-    return {name: _checksum(tensor, masks.get(name)) for name, tensor in session.watched().items()}
+def watched_digests(session: Session, writable: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
+    """(checksum of what `writable` does not cover, number of such elements) by watched tensor."""
+    return {name: _checksum(tensor, writable.get(name)) for name, tensor in session.watched().items()}
+
+
+@contextmanager
+def planted_write(session: Session, writable: Mapping[str, Tensor]) -> Iterator[str]:
+    """Change one watched element that `writable` does not cover, give its tensor's name, and put it back."""
+    for name, tensor in sorted(session.watched().items()):
+        mask = writable.get(name)
+        is_free = mask is None or not bool(mask.reshape(-1)[0])
+        if is_free and tensor.numel() and tensor.dtype in (torch.float64, torch.float32, torch.bfloat16):
+            element = tensor.reshape(-1)
+            kept = element[0].clone()
+            element[0] += 1.0
+            try:
+                yield name
+            finally:
+                element[0] = kept
+            return
+    raise AssertionError("every watched element is declared writable: isolation could show nothing")
 
 
 def _checksum(tensor: Tensor, writable: Tensor | None) -> tuple[int, int]:

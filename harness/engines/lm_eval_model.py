@@ -111,7 +111,9 @@ def run_task(
             "output_type": "loglikelihood_rolling",
             "doc_to_text": "",
             "doc_to_target": "{{text}}",
-            "metric_list": [{"metric": "bits_per_byte"}],
+            "metric_list": [
+                {"metric": "bits_per_byte", "aggregation": "bits_per_byte", "higher_is_better": False}
+            ],
         }
     else:
         config |= {
@@ -119,6 +121,6 @@ def run_task(
             "doc_to_text": "{{prompt}}",
             "doc_to_target": "{{target}}",
             "generation_kwargs": {"until": [], "max_gen_toks": max_tokens, "do_sample": False},
-            "metric_list": [{"metric": "exact_match"}],
+            "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
         }
     evaluate(model, {name: ConfigurableTask(config=config)}, bootstrap_iters=0, log_samples=False)

@@ -6,6 +6,7 @@ The parent sends one check id a line; the child answers with JSON lines: `note` 
 """
 
 import json
+import os
 import queue
 import signal
 import subprocess
@@ -23,6 +24,8 @@ __all__ = ["ChildSampler", "HarnessFault"]
 
 GRACE_S = 120.0
 """Least time that any check gets: imports and first-use compilation fall into the first one."""
+# OMP_NUM_THREADS: steps of small models are short, and a second OpenMP thread spins at every barrier; beside one
+# other busy process that made a decode step 20 times slower, and times are compared here.
 PATIENCE = 30.0
 """A check may take this many times its estimate before it counts as hung."""
 
@@ -90,6 +93,7 @@ class ChildSampler:
             self._lines = queue.SimpleQueue()
             self._child = subprocess.Popen(
                 self._argv,
+                env={**os.environ, "OMP_NUM_THREADS": os.environ.get("FASTTRACK_THREADS", "1")},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,

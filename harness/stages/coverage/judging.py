@@ -5,6 +5,7 @@ the same verdict over the switched-off run says that it did not.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 from harness.domain.check import Check, Control, Figure, Finding, Outcome, Samples, Severity, Status
@@ -87,7 +88,7 @@ def _judge_decline(check: Check, samples: Samples) -> Outcome:
 
 
 def _judge_poison(check: Check, samples: Samples) -> Outcome:
-    clean, poisoned = _worst(samples, "clean"), _worst(samples, "poison")
+    clean, poisoned = _median(samples, "clean"), _median(samples, "poison")
     ran = sum(int(r["counted"] or 0) for r in _arm(samples, "launches", "poison") if r["op"] == check.op)
     limit = max(KL_FLOOR, check.number("clean_kl_margin") * (clean or 0.0))
     noticed = clean is not None and (poisoned is None or poisoned > limit)
@@ -95,7 +96,7 @@ def _judge_poison(check: Check, samples: Samples) -> Outcome:
         kind="poison",
         description=f"{check.op} made wrong by a visible amount",
         failed=noticed and ran > 0,
-        observed=f"worst KL {_show(poisoned)}, clean {_show(clean)} (limit {limit:.3g}); {ran} launches",
+        observed=f"median KL {_show(poisoned)}, clean {_show(clean)} (limit {limit:.3g}); {ran} launches",
     )
     figures = (
         _figure("poison_kl", poisoned, "log-probabilities became non-finite"),
@@ -110,22 +111,22 @@ def _judge_poison(check: Check, samples: Samples) -> Outcome:
         return _outcome(check, samples, Status.FAIL, words, control, figures)
     if not noticed:
         words = (
-            f"poisoning {check.op} moved the worst KL only to {_show(poisoned)}: the eval does not cover it"
+            f"poisoning {check.op} moved the median KL only to {_show(poisoned)}: the eval does not cover it"
         )
         return _outcome(check, samples, Status.NO_EVIDENCE, words, control, figures)
-    words = f"poisoning {check.op} moved the worst KL from {_show(clean)} to {_show(poisoned)}"
+    words = f"poisoning {check.op} moved the median KL from {_show(clean)} to {_show(poisoned)}"
     return _outcome(check, samples, Status.PASS, words, control, figures)
 
 
 def _judge_transition(check: Check, samples: Samples) -> Outcome:
-    always, switching, planted = (_worst(samples, pair) for pair in ("always", "switching", "planted"))
+    always, switching, planted = (_median(samples, pair) for pair in ("always", "switching", "planted"))
     both = {str(row["path"]) for row in _steps(samples, "switching", decode_only=True)}
     limit = max(KL_FLOOR, 4.0 * (always or 0.0))
     control = Control(
         kind="poison",
         description="the same switching with one optimised op made wrong",
         failed=planted is None or planted > limit,
-        observed=f"worst KL {_show(planted)}",
+        observed=f"median KL {_show(planted)} (limit {limit:.3g})",
     )
     figures = (
         _figure("switching_kl", switching, "log-probabilities are not finite"),
@@ -135,9 +136,9 @@ def _judge_transition(check: Check, samples: Samples) -> Outcome:
         words = f"the steps took only {', '.join(sorted(both)) or 'no path'}: nothing was switched"
         return _outcome(check, samples, Status.NO_EVIDENCE, words, control, figures)
     if switching is None or always is None or switching > limit:
-        words = f"switching inside a request moves the worst KL to {_show(switching)}, over {limit:.3g}"
+        words = f"switching inside a request moves the median KL to {_show(switching)}, over {limit:.3g}"
         return _outcome(check, samples, Status.FAIL, words, control, figures)
-    words = f"worst KL to stock {_show(switching)} when switching, {_show(always)} when not"
+    words = f"median KL to stock {_show(switching)} when switching, {_show(always)} when not"
     return _outcome(check, samples, Status.PASS, words, control, figures)
 
 
@@ -214,6 +215,19 @@ def _worst(samples: Samples, pair: str) -> float | None:
     if not kls or any(kl is None for kl in kls):
         return None
     return max(float(kl) for kl in kls if kl is not None)
+
+
+def _median(samples: Samples, pair: str) -> float | None:
+    """Median KL of a pair of arms; None when any position is not finite or there is none.
+
+    The median, because two sound paths of a model with routed experts differ by whole nats at the few positions
+    where rounding turns a near tie of the router; an error of an op moves every position.
+    """
+    found = samples.table("divergence")
+    kls = [] if found is None else [row["kl"] for row in found.records() if row["pair"] == pair]
+    if not kls or any(kl is None for kl in kls):
+        return None
+    return median(float(kl) for kl in kls if kl is not None)
 
 
 def _launches_per_step(samples: Samples, arm: str) -> float | None:

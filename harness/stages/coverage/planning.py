@@ -15,8 +15,11 @@ SHORT_CONTEXT = 24
 """Tokens before the first covered step: enough for conv windows, two MLA chunks and no more."""
 COST_PER_ROW_S = 0.02
 """Measured on 2 cores with the nano model: one row of one step, all arms of a check."""
-CLEAN_KL_MARGIN = 20.0
-"""A poisoned op counts as noticed when the worst KL is this many times the clean arms' worst."""
+CLEAN_KL_MARGIN = 4.0
+"""A poisoned op counts as noticed when the median KL is this many times the clean arms' median. Between seeds
+the nano model's clean median moves by less than 2."""
+POISON_SCALE = 2.0
+"""Factor on every other output value of a poisoned op."""
 
 
 def plan(request: PlanRequest) -> tuple[Check, ...]:
@@ -106,7 +109,8 @@ def _check(
     op: str | None = None,
 ) -> Check:
     parameters: tuple[tuple[str, Scalar], ...] = (
-        ("kind", kind), ("model", request.pack.smoke_model), ("seed", request.seed), ("steps", 6),
+        ("kind", kind), ("model", request.pack.smoke_model), ("seed", request.seed), ("steps", 6 if cell.batch <= 16 else 3),
+        ("poison_scale", POISON_SCALE),
         ("implementation", "cpu" if cell.arch == "cpu" else "cute"),
     )  # fmt: skip
     proof = request.policy.proof(StageName.COVERAGE)

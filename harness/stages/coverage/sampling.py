@@ -55,7 +55,8 @@ class _Probe:
         cell = self.cell
         return SessionRequest.model_validate(
             {
-                "model": self.check.parameter("model"), "arm": arm, "poisoned_op": poisoned, "tp": cell.tp,
+                "model": self.check.parameter("model"), "arm": arm, "poisoned_op": poisoned,
+                "poison_scale": self.check.parameter("poison_scale"), "tp": cell.tp,
                 "implementation": self.check.parameter("implementation"), "max_requests": cell.batch,
                 "max_context": cell.context + self.steps * self.rows + 8, "drafts": cell.drafts,
                 "kv_dtype": cell.kv_dtype, "seed": self.check.parameter("seed"),
@@ -79,12 +80,12 @@ class _Probe:
         return results
 
     def texts(self, vocab: int) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]:
-        """Prompts up to the cell's context, and the forced continuations."""
+        """One prompt for all requests, up to the cell's context, and a forced continuation for each."""
         from harness.engines.in_process import random_texts
 
         length = self.cell.context + self.steps * self.rows
         texts = random_texts(vocab, self.cell.batch, length, int(self.check.parameter("seed") or 0))
-        return [t[: self.cell.context] for t in texts], [t[self.cell.context :] for t in texts]
+        return [texts[0][: self.cell.context]] * len(texts), [t[self.cell.context :] for t in texts]
 
     def drive(
         self,
@@ -182,7 +183,7 @@ def _sample_transition(probe: _Probe) -> tuple[SampleTable, ...]:
 
 def _sample_state(probe: _Probe) -> tuple[SampleTable, ...]:
     """Checksums of everything watched around each step, and of the process around the whole run."""
-    from harness.engines.in_process import open_session, watched_digests
+    from harness.engines.in_process import open_session, planted_write, watched_digests
     from harness.measure.process_state import changed_names, snapshot
 
     rows: list[Row] = []
@@ -191,35 +192,23 @@ def _sample_state(probe: _Probe) -> tuple[SampleTable, ...]:
         prompts, texts = probe.texts(session.vocab_size)
         requests, _ = session.prefill(prompts)
         for step in range(probe.steps):
-            sums = watched_digests(session, requests)
+            may_write = session.writable(requests)
+            sums = watched_digests(session, may_write)
             session.decode(requests, [text[step] for text in texts])
-            after_step = watched_digests(session, requests)
+            after_step = watched_digests(session, may_write)
             rows += [("on", step, name) for name in _differing(sums, after_step)]
             rows.append(
                 ("watched", step, f"{len(sums)} tensors, {sum(n for _, n in sums.values())} elements")
             )
-        sums = watched_digests(session, requests)
-        planted = _plant_write(session, requests)
-        rows += [
-            ("planted", probe.steps, name) for name in _differing(sums, watched_digests(session, requests))
-        ]
-        rows.append(("planted_where", probe.steps, planted))
+        may_write = session.writable(requests)
+        sums = watched_digests(session, may_write)
+        with planted_write(session, may_write) as where:
+            seen = _differing(sums, watched_digests(session, may_write))
+        rows += [("planted", probe.steps, name) for name in seen]
+        rows.append(("planted_where", probe.steps, where))
         session.finish(requests)
     rows += [("process", probe.steps, name) for name in changed_names(before, snapshot())]
     return (SampleTable(name="writes", columns=("arm", "step", "what"), rows=tuple(rows)),)
-
-
-def _plant_write(session: Any, requests: Sequence[int]) -> str:
-    """Change one element that no step of `requests` may write; gives the tensor's name."""
-    masks = session.writable(requests)
-    for name, tensor in sorted(session.watched().items()):
-        mask = masks.get(name)
-        if tensor.is_floating_point() and tensor.numel() and (mask is None or not bool(mask.reshape(-1)[0])):
-            tensor.reshape(-1)[0] += 1.0
-            return str(name)
-    raise AssertionError(
-        "every watched element is declared writable: there is nothing that isolation could show"
-    )
 
 
 def _differing(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> list[str]:

@@ -57,7 +57,7 @@ def _drift(request: PlanRequest, arch: str, missing: str | None) -> Check:
     steps = drift_tokens(request.is_full)
     parameters: tuple[tuple[str, Scalar], ...] = (
         ("kind", "drift"), ("model", request.pack.smoke_model), ("seed", request.seed), ("steps", steps),
-        ("prompt", 16), ("implementation", _implementation(arch)),
+        ("prompt", 16), ("poison_scale", 1.05), ("implementation", _implementation(arch)),
     )  # fmt: skip
     cell = Cell.model_validate({"arch": arch, "batch": 2, "context": 16 + steps})
     return Check(

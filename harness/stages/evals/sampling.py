@@ -58,7 +58,8 @@ class _Recorder:
                 "model": self.check.parameter("model"), "seed": self.number("seed"),
                 "arm": "stock" if arm in ("stock", "oracle") else "optimised",
                 "implementation": self.check.parameter("implementation"), "is_oracle": arm == "oracle",
-                "poisoned_op": self.poisoned_op() if arm == "poison" else None, "max_requests": max_requests,
+                "poisoned_op": self.poisoned_op() if arm == "poison" else None,
+                "poison_scale": self.check.parameter("poison_scale"), "max_requests": max_requests,
                 "max_context": max_context,
             }
         )  # fmt: skip

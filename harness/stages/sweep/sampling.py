@@ -19,6 +19,9 @@ from harness.stages.sweep.judging import judge
 
 __all__ = ["run", "sample"]
 
+DISTINCT_PROMPTS = 4
+"""Requests of a cell share this many prompts: a step's time depends on lengths and on the tokens' experts, and
+every request decodes a token of its own."""
 WARM_STEPS = 3
 """Steps whose median sets the length of the planted delay."""
 
@@ -79,7 +82,8 @@ def _step_work(
     session = stack.enter_context(open_session(context.pack, request, observe))
     context.progress(f"{check.id}: {arm} arm")
     seed = int(check.parameter("seed") or 0)
-    requests, _ = session.prefill(random_texts(session.vocab_size, cell.batch, cell.context - 1, seed))
+    prompts = random_texts(session.vocab_size, min(cell.batch, DISTINCT_PROMPTS), cell.context - 1, seed)
+    requests, _ = session.prefill([prompts[i % len(prompts)] for i in range(cell.batch)])
     tokens = [text[0] for text in random_texts(session.vocab_size, cell.batch, 1, seed + 1)]
     return lambda: session.decode(requests, tokens)
 

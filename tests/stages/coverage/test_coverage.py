@@ -1,4 +1,6 @@
-"""Coverage: the optimised path ran, declined where it must, is noticed when wrong, and writes only what it may."""
+"""Coverage: the optimised path ran, declined where it must, is noticed when wrong, and writes only what it
+may.
+"""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 """A pack of one op with real torch code, whose candidate can be made to cheat or err in one way at a time.
 
-`norm`: out = x * rsqrt(mean(x^2) + eps) * weight in bf16; `total` (fp32 state [4]) gets the row count added at slot `slot`;
-`copy` is x, exact.
+`norm`: out = x * rsqrt(mean(x^2) + eps) * weight in bf16; `total` (fp32 state [4]) gets the row count added
+at slot `slot`; `copy` is x, exact.
 """
 
 from collections.abc import Mapping
@@ -51,10 +51,13 @@ class NormPack:
         )
         return (
             OpContract(
-                name="norm", parameters=parameters, regimes=("gaussian", "large"),
-                implementations=self._implementations, files=("norm.py",),
+                name="norm",
+                parameters=parameters,
+                regimes=("gaussian", "large"),
+                implementations=self._implementations,
+                files=("norm.py",),
             ),
-        )  # fmt: skip
+        )
 
     def variants(self) -> tuple[Any, ...]:
         return ()
@@ -69,9 +72,15 @@ class NormPack:
         if self.cheat.kind == "takes_everything":
             return True
         return (
-            cell.arch == "cpu" and cell.tp == 1 and cell.dcp == 1 and cell.batch <= 8 and cell.context <= 4096
-            and cell.drafts <= 1 and cell.rows <= 8 and cell.phase != "mixed"
-        )  # fmt: skip
+            cell.arch == "cpu"
+            and cell.tp == 1
+            and cell.dcp == 1
+            and cell.batch <= 8
+            and cell.context <= 4096
+            and cell.drafts <= 1
+            and cell.rows <= 8
+            and cell.phase != "mixed"
+        )
 
     def make_args(
         self, op: str, cell: Cell, regime: str, seed: int, device: str, model: str

@@ -1,4 +1,6 @@
-"""The kernels stage on one op with real code: an honest candidate passes, and each way of cheating is told apart."""
+"""The kernels stage on one op with real code: an honest candidate passes, and each way of cheating is told
+apart.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,14 +19,30 @@ from tests.fakes.requests import CHANGE, MACHINE, ZONES
 from tests.stages.kernels.example_pack import NormPack
 
 ENVELOPE = Envelope(
-    architectures=(Architecture(arch="cpu", level="dispatched"), Architecture(arch="sm_90a", level="compiled")),
-    tp=(1,), dcp=(1,), batch=Range(min=1, max=8), batch_buckets=(1, 4, 8), context=Range(min=1, max=4096),
-    drafts=Range(min=0, max=1), kv_dtypes=("bf16",), phases=("decode", "verify"), max_rows_per_step=8,
-)  # fmt: skip
+    architectures=(
+        Architecture(arch="cpu", level="dispatched"),
+        Architecture(arch="sm_90a", level="compiled"),
+    ),
+    tp=(1,),
+    dcp=(1,),
+    batch=Range(min=1, max=8),
+    batch_buckets=(1, 4, 8),
+    context=Range(min=1, max=4096),
+    drafts=Range(min=0, max=1),
+    kv_dtypes=("bf16",),
+    phases=("decode", "verify"),
+    max_rows_per_step=8,
+)
 CLAIM = Claim(
-    name="norms", pack="norms", summary="one op", envelope=ENVELOPE, features=(), state=(), files=("**",),
+    name="norms",
+    pack="norms",
+    summary="one op",
+    envelope=ENVELOPE,
+    features=(),
+    state=(),
+    files=("**",),
     switch=Switch(name="backend", on="fast", off="auto", default="auto"),
-)  # fmt: skip
+)
 
 
 def request(pack: NormPack, tier: Tier = Tier.SMOKE, claim: Claim = CLAIM) -> PlanRequest:
@@ -32,17 +50,36 @@ def request(pack: NormPack, tier: Tier = Tier.SMOKE, claim: Claim = CLAIM) -> Pl
         name="test", summary="kernels", zone_map="test", proofs=(Proof(stage=StageName.KERNELS, tier=tier),)
     )
     return PlanRequest(
-        pack=pack, claim=claim, policy=policy, zones=ZONES, rules=(), change=CHANGE, machine=MACHINE, tier=Tier.SMOKE,
-        is_full=False, seed=7,
-    )  # fmt: skip
+        pack=pack,
+        claim=claim,
+        policy=policy,
+        zones=ZONES,
+        rules=(),
+        change=CHANGE,
+        machine=MACHINE,
+        tier=Tier.SMOKE,
+        is_full=False,
+        seed=7,
+    )
 
 
 def context(pack: NormPack, folder: Path) -> StageContext:
     made = request(pack)
     return StageContext(
-        pack=pack, claim=CLAIM, policy=made.policy, zones=ZONES, rules=(), change=CHANGE, machine=MACHINE,
-        tier=Tier.SMOKE, tree=None, cache=folder, logs=folder, ledger=folder, progress=lambda _: None,
-    )  # fmt: skip
+        pack=pack,
+        claim=CLAIM,
+        policy=made.policy,
+        zones=ZONES,
+        rules=(),
+        change=CHANGE,
+        machine=MACHINE,
+        tier=Tier.SMOKE,
+        tree=None,
+        cache=folder,
+        logs=folder,
+        ledger=folder,
+        progress=lambda _: None,
+    )
 
 
 def first_cell(pack: NormPack) -> Check:

@@ -1,0 +1,261 @@
+"""The door between the harness and the K3 pack: `harness.domain.pack.Pack` over ops, kernels, model and
+canary.
+
+Nothing else of the package knows the harness. Creating the pack and asking for names, files and the claim
+imports neither torch nor cutlass; what runs something imports on use.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from harness.domain import pack as door
+from harness.domain.cell import Cell
+
+if TYPE_CHECKING:  # the rest of the package needs torch
+    from k3_decode.ops.contract import Cell as OpCell
+    from k3_decode.session import SessionSpec
+
+__all__ = ["K3DecodePack"]
+
+ROOT = Path(__file__).resolve().parent
+PREFIX = "kernels/k3_decode/"
+OPS = (
+    "attn_res", "projection", "kda_step", "moe_front", "router", "experts", "situ_mlp", "latent_tail",
+    "mla_query", "mla_attend", "mla_value",
+)  # fmt: skip
+"""As `ops.contract.OP_NAMES`, which imports torch; a test holds the two together."""
+SHARED_FILES = (
+    "ops/contract.py", "op_table.py", "decode.py", "shapes.py", "dispatch.py", "model.py", "state.py", "session.py",
+)  # fmt: skip
+"""Files whose change touches the evidence of every op."""
+MRCR_LENGTHS = (256, 512, 1024, 2048)
+MRCR_LENGTHS_FULL = (256, 512, 1024, 2048, 4096, 8192)
+CHAIN_TOKENS = (500, 600)
+CHAIN_TOKENS_FULL = (500, 1000, 2048, 4000)
+CHAIN_TAIL = 5
+"""ANSWER, three digits, END."""
+
+
+class K3DecodePack:
+    """See `harness.domain.pack.Pack`."""
+
+    name = "k3_decode"
+    root = ROOT
+    repository_prefix = PREFIX
+    smoke_model = "nano"
+    claimed_model = "k3"
+
+    def claim_file(self) -> Path:
+        """`claim.yaml` beside the kernels."""
+        return ROOT / "claim.yaml"
+
+    def ops(self) -> tuple[door.OpContract, ...]:
+        """Every fused op, from its `OpSpec`."""
+        return _contracts()
+
+    def ops_of_file(self, path: str) -> tuple[str, ...]:
+        """Ops by name for a file named after one; every op for what all share; none for tests, docs, canary."""
+        if not path.startswith(PREFIX):
+            return ()
+        inner = path.removeprefix(PREFIX)
+        folder, _, name = inner.rpartition("/")
+        stem = Path(name).stem
+        if folder in ("ops", "cpu", "cute") and stem in OPS:
+            return (stem,)
+        if folder in ("ops", "cpu", "cute") and name.endswith(".py"):
+            return OPS
+        return OPS if inner in SHARED_FILES or inner == "claim.yaml" else ()
+
+    def variants(self) -> tuple[door.KernelVariant, ...]:
+        """Descriptions of every compiled kernel."""
+        from k3_decode.compile import all_variants
+
+        return tuple(
+            door.KernelVariant(
+                op=v.op, name=v.name, architectures=v.architectures, parameters=v.parameters, source=PREFIX + v.source,
+                is_smoke=v.is_smoke, max_cluster=v.max_cluster, expected=v.expected,
+            )
+            for v in all_variants()
+        )  # fmt: skip
+
+    def compile_command(self, architecture: str, variants: Sequence[str], folder: Path) -> tuple[str, ...]:
+        """`python -m k3_decode.compile`, one process an architecture."""
+        command = (sys.executable, "-m", "k3_decode.compile", "--arch", architecture, "--out", str(folder))
+        return (*command, *variants)
+
+    def make_args(
+        self, op: str, cell: Cell, regime: str, seed: int, device: str, model: str
+    ) -> dict[str, Any]:
+        """Arguments from the op's own `make_args`."""
+        import torch
+
+        from k3_decode.ops import OPS as SPECS
+
+        generator = torch.Generator().manual_seed(seed)
+        return SPECS[op].make_args(_op_cell(cell, model), regime, generator, torch.device(device))
+
+    def touched(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Masks of what a call may change of its state."""
+        from k3_decode.touched import touched
+
+        return touched(op, args)
+
+    def oracle(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The op's float64 oracle."""
+        from k3_decode.ops import OPS as SPECS
+
+        return SPECS[op].oracle(dict(args))
+
+    def run_stock(self, op: str, args: Mapping[str, Any]) -> None:
+        """The op's stock composition."""
+        from k3_decode.ops import OPS as SPECS
+
+        SPECS[op].stock(**args)
+
+    def run_optimised(self, op: str, implementation: str, args: Mapping[str, Any], launches: Any) -> None:
+        """The fused op of an implementation, weights laid out on the way."""
+        self.bind_optimised(op, implementation, args, launches)()
+
+    def bind_optimised(
+        self, op: str, implementation: str, args: Mapping[str, Any], launches: Any
+    ) -> Callable[[], None]:
+        """The fused op with its weights prepared."""
+        from k3_decode.binding import bind
+
+        return bind(op, implementation, args, launches)
+
+    def launch_index(self, op: str) -> int:
+        """Place in the launch counters."""
+        return OPS.index(op)
+
+    def admits_op(self, op: str, cell: Cell) -> bool:
+        """What the dispatcher itself says of a step in this cell."""
+        from k3_decode.dispatch import Dispatcher, Reason, Site, StepFacts, load_guard
+
+        site = Site(cell.arch, cell.tp, cell.dcp, cell.kv_dtype, 1, True)
+        dispatcher = Dispatcher(load_guard(), site)
+        dispatcher.is_on = True
+        rows = (cell.drafts + 1,) * cell.batch
+        facts = StepFacts(0, cell.phase, rows, False, cell.context, cell.context)
+        return dispatcher.decide(facts).reason is Reason.TAKEN
+
+    def open_session(
+        self, request: door.SessionRequest, observer: Callable[[door.Decision], None] | None
+    ) -> door.Session:
+        """A model on one arm, or the oracle."""
+        from dataclasses import asdict
+
+        from k3_decode.session import ModelSession, OracleSession
+
+        spec = _spec(request)
+        if request.is_oracle:
+            return cast("door.Session", OracleSession(spec))
+        listener: Callable[[Any], None] | None = None
+        if observer is not None:
+            tell = observer
+
+            def listener(decision: Any) -> None:
+                tell(door.Decision.model_validate({**asdict(decision), "reason": str(decision.reason)}))
+
+        return cast("door.Session", ModelSession(spec, listener))
+
+    def launch_manifest(self, request: door.SessionRequest, requests: int, rows: int) -> Mapping[str, int]:
+        """Launches by op of one optimised step."""
+        from k3_decode.session import launches_of_a_step
+
+        return launches_of_a_step(_spec(request), requests * rows)
+
+    def decline_reasons(self) -> tuple[str, ...]:
+        """The dispatcher's closed list."""
+        from k3_decode.dispatch import Reason
+
+        return tuple(str(reason) for reason in Reason if reason is not Reason.TAKEN)
+
+    def eval_tasks(self) -> tuple[door.EvalTask, ...]:
+        """The canary's tasks, where its weights are there."""
+        if not (ROOT / "canary" / "weights.safetensors").is_file():
+            return ()
+        from k3_decode.canary.vocabulary import END
+
+        return (
+            door.EvalTask(
+                name="mrcr_canary", model="canary", smoke_items=16, full_items=192, stop_token=END, min_score=0.85,
+                scorer="exact",
+            ),
+            door.EvalTask(
+                name="chain_canary", model="canary", smoke_items=16, full_items=96, stop_token=END, min_score=0.85,
+                scorer="tail", tail_tokens=CHAIN_TAIL,
+            ),
+        )  # fmt: skip
+
+    def eval_items(self, task: str, count: int, seed: int) -> tuple[door.EvalItem, ...]:
+        """Items spread over the task's lengths; many items use the long lengths too."""
+        from k3_decode.canary.tasks import chain_samples, mrcr_samples
+
+        is_mrcr = task == "mrcr_canary"
+        smoke, full = (MRCR_LENGTHS, MRCR_LENGTHS_FULL) if is_mrcr else (CHAIN_TOKENS, CHAIN_TOKENS_FULL)
+        lengths = full if count > 32 else smoke
+        items: list[door.EvalItem] = []
+        for place, length in enumerate(lengths):
+            share = count // len(lengths) + (place < count % len(lengths))
+            make = mrcr_samples if is_mrcr else chain_samples
+            items += [
+                door.EvalItem(
+                    id=f"{task}-{length}-{sample.index}", prompt=sample.prompt, target=sample.answer,
+                    max_tokens=len(sample.answer) + 8, context=len(sample.prompt) + len(sample.answer),
+                )
+                for sample in make(seed, share, length)
+            ]  # fmt: skip
+        return tuple(items)
+
+    def traffic(self, op: str, cell: Cell, experts_touched: int | None) -> tuple[int, int]:
+        """Bytes and operations at the claimed model's rank shapes."""
+        from k3_decode.traffic import traffic
+
+        return traffic(op, _op_cell(cell, self.claimed_model), experts_touched)
+
+
+@lru_cache(maxsize=1)
+def _contracts() -> tuple[door.OpContract, ...]:
+    from k3_decode.ops import OPS as SPECS
+
+    found = []
+    for name in OPS:
+        spec = SPECS[name]
+        kinds = tuple(k for k in ("cpu", "cute") if (ROOT / k / f"{name}.py").is_file())
+        found.append(
+            door.OpContract(
+                name=name,
+                parameters=tuple(
+                    door.OpParameter(
+                        name=p.name, role=p.role.value, is_exact=p.is_exact, token_axis=p.token_axis
+                    )
+                    for p in spec.params
+                ),
+                regimes=spec.regimes,
+                implementations=cast("tuple[Literal['cpu', 'cute'], ...]", kinds),
+                files=tuple(f"{PREFIX}{k}/{name}.py" for k in ("ops", *kinds)),
+            )
+        )
+    return tuple(found)
+
+
+def _op_cell(cell: Cell, model: str) -> "OpCell":
+    from k3_decode.ops.contract import Cell as OpCell
+    from k3_decode.shapes import PRESETS
+
+    return OpCell(PRESETS[model].rank(cell.tp), cell.batch, cell.drafts + 1, cell.context, cell.kv_dtype)
+
+
+def _spec(request: door.SessionRequest) -> "SessionSpec":
+    from k3_decode.session import SessionSpec
+
+    return SessionSpec(
+        model=request.model, implementation=request.implementation, is_on=request.arm == "optimised",
+        tp=request.tp, max_requests=request.max_requests, max_context=request.max_context, drafts=request.drafts,
+        kv_dtype=request.kv_dtype, seed=request.seed, poisoned_op=request.poisoned_op,
+        poison_scale=request.poison_scale,
+    )  # fmt: skip
