@@ -99,7 +99,7 @@ def try_example(rule: Rule, example: Example) -> tuple[Match, ...]:
     )
     if rule.zones and source.zone not in rule.zones:
         return ()
-    return tuple(DETECTORS[rule.detector](rule, source, around))
+    return tuple(sorted(DETECTORS[rule.detector](rule, source, around), key=lambda match: match.line or 0))
 
 
 def _source(example: Example, zones: ZoneIndex) -> Source:

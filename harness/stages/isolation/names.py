@@ -10,12 +10,13 @@ from typing import Final
 from harness.stages.isolation.source import Node, Source
 
 __all__ = [
-    "imported_names", "imports_of", "package_of", "root_name", "string_value",
+    "imported_names", "imports_of", "package_of", "root_names", "string_value",
     "typed_parameters",
 ]  # fmt: skip
 
 MAX_CHAIN: Final = 200
-CHAIN: Final = ("attribute", "subscript", "call", "parenthesized_expression")
+CHOICES: Final = ("list", "tuple", "dictionary", "conditional_expression", "boolean_operator")
+CHAIN: Final = ("attribute", "subscript", "call", "parenthesized_expression", "named_expression")
 
 
 def imports_of(source: Source) -> tuple[tuple[Node, str, str], ...]:
@@ -61,8 +62,8 @@ def _imported_names(source: Source) -> dict[str, str]:
         left, right = assignment.field("left"), assignment.field("right")
         if left is None or right is None or left.kind() != "identifier":
             continue
-        origin = root_name(right, through_calls=False)
-        if origin in names and right.kind() in ("identifier", "attribute", "subscript"):
+        origin = next(iter(root_names(right, through_calls=False) & names.keys()), None)
+        if origin is not None and right.kind() in ("identifier", "attribute", "subscript"):
             names.setdefault(left.text(), f"{names[origin]}.{right.text().partition('.')[2]}".rstrip("."))
     return names
 
@@ -88,8 +89,8 @@ def package_of(path: str) -> str:
     return ".".join(parts)
 
 
-def root_name(node: Node | None, through_calls: bool = True) -> str | None:
-    """The identifier that a chain such as `a.b[0].c` starts from; None for anything else.
+def root_names(node: Node | None, through_calls: bool = True) -> frozenset[str]:
+    """Identifiers that a chain such as `a.b[0].c` may start from; several for `[a, b][i].c` or `(a or b).c`.
 
     With `through_calls`, calls that give the thing itself are followed: `getattr(a, "b")`, `vars(a)`,
     `type(a)`, and a module that is imported by name counts as the import machinery's. Other calls give
@@ -100,9 +101,13 @@ def root_name(node: Node | None, through_calls: bool = True) -> str | None:
             break
         if node.kind() == "call":
             node = _through(node) if through_calls else None
+        elif node.kind() == "named_expression":
+            node = node.field("value")
         else:
             node = node.child(1) if node.kind() == "parenthesized_expression" else node.child(0)
-    return node.text() if node is not None and node.kind() == "identifier" else None
+    if node is not None and node.kind() in CHOICES:
+        return frozenset(found.text() for found in node.find_all(kind="identifier"))
+    return frozenset((node.text(),)) if node is not None and node.kind() == "identifier" else frozenset()
 
 
 def _through(call: Node) -> Node | None:

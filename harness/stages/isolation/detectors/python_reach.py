@@ -12,7 +12,7 @@ from harness.domain.policy import Rule
 from harness.stages.isolation.names import (
     imported_names,
     imports_of,
-    root_name,
+    root_names,
     string_value,
     typed_parameters,
 )
@@ -25,7 +25,14 @@ __all__ = [
 ]  # fmt: skip
 
 OWN_ZONES: Final = ("model_code", "tests")
-CHANGING_CALLS: Final = ("setattr", "delattr", "object.__setattr__", "type.__setattr__")
+CHANGING_CALLS: Final = (
+    "setattr",
+    "delattr",
+    "object.__setattr__",
+    "type.__setattr__",
+    "operator.setitem",
+    "operator.delitem",
+)
 CHANGING_METHODS: Final = (
     "update",
     "setdefault",
@@ -43,8 +50,10 @@ def find_imported_object_changed(rule: Rule, source: Source, around: Surrounding
     """Attributes of imported shared modules and classes that are assigned, deleted or set by name."""
     names = {n: dotted for n, dotted in imported_names(source).items() if _is_shared(dotted, around)}
     for node, target in source.derive("changes", lambda s: tuple(_changes(s))):
-        origin = root_name(target)
-        if origin not in names or _is_local(node, origin, names):
+        origin = next(
+            (n for n in sorted(root_names(target) & names.keys()) if not _is_local(node, n, names)), None
+        )
+        if origin is None:
             continue
         if not any(re.fullmatch(expression, target.text()) for expression in rule.allow):
             yield from _match(source, node, f"changes {names[origin]}, which is imported")
@@ -59,8 +68,8 @@ def find_shared_instance_changed(rule: Rule, source: Source, around: Surrounding
         and not any(re.fullmatch(expression, dotted) for expression in rule.allow)
     }
     for node, target in source.derive("changes", lambda s: tuple(_changes(s))):
-        origin = root_name(target, through_calls=False)
-        if origin in instances:
+        origin = next(iter(sorted(root_names(target, through_calls=False) & instances.keys())), None)
+        if origin is not None:
             yield from _match(source, node, f"changes an instance of {instances[origin]}")
 
 
@@ -80,7 +89,7 @@ def find_computed_attribute(rule: Rule, source: Source, around: Surroundings) ->
         name = call.get_match("NAME")
         if name.kind() != "identifier" and string_value(name) is not None:
             continue
-        if root_name(call.get_match("OBJECT")) in names:
+        if root_names(call.get_match("OBJECT")) & names:
             yield from _match(source, call, "reads a computed name of something imported")
 
 
@@ -107,6 +116,13 @@ def _changes(source: Source) -> Iterator[tuple[Node, Node]]:
         for node in root.find_all(kind=kind):
             for target in _targets(node.field("left")):
                 yield node, target
+    for kind in ("for_statement", "for_in_clause"):
+        for node in root.find_all(kind=kind):
+            for target in _targets(node.field("left")):
+                yield target, target
+    for node in root.find_all(kind="as_pattern_target"):
+        for target in _targets(node.child(0)):
+            yield target, target
     for node in root.find_all(kind="delete_statement"):
         for target in _targets(node.child(1)):
             yield node, target
@@ -165,7 +181,7 @@ def _is_local(node: Node, name: str, names: Mapping[str, str]) -> bool:
                 or name not in re.findall(r"(?<![\w.])\w+(?![\w.(\[])", left.text())
             ):
                 continue
-            if binding.kind() == "for_statement" or root_name(right, through_calls=False) not in names:
+            if binding.kind() == "for_statement" or not root_names(right, through_calls=False) & names.keys():
                 return True
     return False
 
