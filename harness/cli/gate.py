@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # the gate itself loads when a command runs
     from harness.evidence.verify import Rejudge, Replan
     from harness.gate import Move, Submission
 
-__all__ = ["app", "gate_verdict", "gate_words", "judge_of", "replan_of", "verdict_words"]
+__all__ = ["app", "gate_submissions", "gate_verdict", "gate_words", "judge_of", "replan_of", "verdict_words"]
 
 app = typer.Typer()
 
@@ -59,6 +59,13 @@ def gate_verdict(
     bundles: Sequence[Path], policy: "Policy", head: str | None = None, repo: Path | None = None
 ) -> "Verdict":
     """Verify every bundle, judge its outcomes again, and decide."""
+    return gate_submissions(bundles, policy, head, repo)[0]
+
+
+def gate_submissions(
+    bundles: Sequence[Path], policy: "Policy", head: str | None = None, repo: Path | None = None
+) -> "tuple[Verdict, tuple[Submission, ...]]":
+    """The verdict, and the bundles as they were verified for it, in the order given."""
     from harness.evidence.pack import bundle_folder
     from harness.gate import decide, load_submission
 
@@ -68,7 +75,7 @@ def gate_verdict(
             folder = stack.enter_context(bundle_folder(path))
             submissions.append(load_submission(folder, judge_of(folder), replan_of(), _name(path, bundles)))
         moves = _moves(submissions, head, repo) if head is not None else {}
-        return decide(submissions, policy, head, moves)
+        return decide(submissions, policy, head, moves), tuple(submissions)
 
 
 def gate_words(bundles: Sequence[Path], policy: "Policy") -> str:
@@ -114,7 +121,7 @@ def _moves(submissions: "Sequence[Submission]", head: str, repo: Path | None) ->
     from harness.domain.errors import InputError
     from harness.engines.packs import load_pack
     from harness.gate import Move
-    from harness.repository import load_change
+    from harness.repository import Limits, load_change
 
     moves = {}
     for submission in submissions:
@@ -123,7 +130,9 @@ def _moves(submissions: "Sequence[Submission]", head: str, repo: Path | None) ->
             continue
         try:
             pack = load_pack(plan.pack)
-            change, _ = load_change(repo, plan.change.head, head, max_diff_bytes=plan.policy.max_diff_bytes)
+            limits = Limits(plan.policy.max_changed_files, plan.policy.max_diff_bytes)
+            change, tree = load_change(repo, plan.change.head, head, limits)
+            tree.close()
         except InputError:
             continue  # what changed is then not known, and everything of that bundle is stale
         names = {name for f in change.files for name in (f.path, f.old_path) if name is not None}

@@ -28,7 +28,8 @@ OPS = (
 )  # fmt: skip
 """As `ops.contract.OP_NAMES`, which imports torch; a test holds the two together."""
 SHARED_FILES = (
-    "ops/contract.py", "op_table.py", "decode.py", "shapes.py", "dispatch.py", "model.py", "state.py", "session.py",
+    "ops/contract.py", "op_table.py", "decode.py", "shapes.py", "dispatch.py", "model.py", "state.py",
+    "session.py",
 )  # fmt: skip
 """Files whose change touches the evidence of every op."""
 MRCR_LENGTHS = (256, 512, 1024, 2048)
@@ -57,7 +58,7 @@ class K3DecodePack:
         return _contracts()
 
     def ops_of_file(self, path: str) -> tuple[str, ...]:
-        """Ops by name for a file named after one; every op for what all share; none for tests, docs, canary."""
+        """The op that a file is named after; every op for what all share; none for tests, docs, canary."""
         if not path.startswith(PREFIX):
             return ()
         inner = path.removeprefix(PREFIX)
@@ -75,7 +76,8 @@ class K3DecodePack:
 
         return tuple(
             door.KernelVariant(
-                op=v.op, name=v.name, architectures=v.architectures, parameters=v.parameters, source=PREFIX + v.source,
+                op=v.op, name=v.name, architectures=v.architectures, parameters=v.parameters,
+                source=PREFIX + v.source,
                 is_smoke=v.is_smoke, max_cluster=v.max_cluster, expected=v.expected,
             )
             for v in all_variants()
@@ -182,12 +184,12 @@ class K3DecodePack:
 
         return (
             door.EvalTask(
-                name="mrcr_canary", model="canary", smoke_items=16, full_items=192, stop_token=END, min_score=0.85,
-                scorer="exact",
+                name="mrcr_canary", model="canary", smoke_items=16, full_items=192, stop_token=END,
+                min_score=0.85, scorer="exact",
             ),
             door.EvalTask(
-                name="chain_canary", model="canary", smoke_items=16, full_items=96, stop_token=END, min_score=0.85,
-                scorer="tail", tail_tokens=CHAIN_TAIL,
+                name="chain_canary", model="canary", smoke_items=16, full_items=96, stop_token=END,
+                min_score=0.85, scorer="tail", tail_tokens=CHAIN_TAIL,
             ),
         )  # fmt: skip
 
@@ -255,7 +257,7 @@ def _spec(request: door.SessionRequest) -> "SessionSpec":
 
     return SessionSpec(
         model=request.model, implementation=request.implementation, is_on=request.arm == "optimised",
-        tp=request.tp, max_requests=request.max_requests, max_context=request.max_context, drafts=request.drafts,
-        kv_dtype=request.kv_dtype, seed=request.seed, poisoned_op=request.poisoned_op,
+        tp=request.tp, max_requests=request.max_requests, max_context=request.max_context,
+        drafts=request.drafts, kv_dtype=request.kv_dtype, seed=request.seed, poisoned_op=request.poisoned_op,
         poison_scale=request.poison_scale,
     )  # fmt: skip
