@@ -29,6 +29,12 @@ __all__ = [
     "choose_address",
     "cluster_address",
     "copy_async",
+    "copy_async_if",
+    "fence_async_reads",
+    "multiply_tiles",
+    "shared_store_f32_if",
+    "shared_store_if",
+    "tile_descriptor",
     "high_half",
     "load_activation",
     "load_activation_word",
@@ -96,8 +102,11 @@ def byte_address(tensor: Any) -> Int64:
 
 
 def load_weight(address: Int64) -> Words:
-    """16 constant bytes, read once: non-coherent, not kept in L1, the L2 line's neighbours fetched along."""
-    template = "ld.global.nc.L1::no_allocate.L2::256B.v4.b32 {$0,$1,$2,$3}, [$4];"
+    """16 constant bytes, read once: non-coherent, not kept in L1, the whole L2 line fetched.
+
+    Measured where a row's lanes read half a line at once: 3 % faster than with 256 bytes, 6 % than without.
+    """
+    template = "ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {$0,$1,$2,$3}, [$4];"
     return asm(template, "=r,=r,=r,=r,l", [address], [Int32] * 4)
 
 
@@ -223,6 +232,21 @@ def shared_store_pair(address: Int32, low: Float32, high: Float32) -> None:
     asm("st.shared.v2.f32 [$0], {$1,$2};", "r,f,f", [address, low, high])
 
 
+def shared_store_if(address: Int32, words: Words, is_wanted: Int32) -> None:
+    """16 bytes to shared memory by the lanes whose flag is not 0."""
+    template = "{.reg .pred p; setp.ne.b32 p, $5, 0; @p st.shared.v4.b32 [$0], {$1,$2,$3,$4};}"
+    asm(template, "r,r,r,r,r,r", [address, *words, is_wanted])
+
+
+def shared_store_f32_if(address: Int32, value: Float32, is_wanted: Int32) -> None:
+    """One fp32 value to shared memory by the lanes whose flag is not 0."""
+    asm(
+        "{.reg .pred p; setp.ne.b32 p, $2, 0; @p st.shared.f32 [$0], $1;}",
+        "r,f,r",
+        [address, value, is_wanted],
+    )
+
+
 def cluster_address(address: Int32, rank: Int32) -> Int32:
     """The address, seen from here, of the same place in the shared memory of block `rank` of the cluster."""
     return asm("mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r", [address, rank], [Int32], is_pure=True)
@@ -259,6 +283,47 @@ def send_pair(address: Int32, low: Float32, high: Float32, barrier: Int32, is_wa
 def copy_async(shared: Int32, address: Int64) -> None:
     """16 bytes from device to shared memory by `cp.async`, around L1; ordered by commit and wait groups."""
     asm("cp.async.cg.shared.global.L2::256B [$0], [$1], 16;", "r,l", [shared, address])
+
+
+def copy_async_if(shared: Int32, address: Int64, is_wanted: Int32) -> None:
+    """16 bytes from device to shared memory by `cp.async`, around L1, by the lanes whose flag is not 0."""
+    template = "{.reg .pred p; setp.ne.b32 p, $2, 0; @p cp.async.cg.shared.global.L2::128B [$0], [$1], 16;}"
+    asm(template, "r,l,r", [shared, address, is_wanted])
+
+
+def fence_async_reads() -> None:
+    """Let matrix unit and copy engine see what this thread wrote to shared memory; a barrier must follow."""
+    asm("fence.proxy.async.shared::cta;", "", [])
+
+
+def multiply_tiles(sums: Sequence[Float32], rows: Int32, tokens: Int32, width: int) -> tuple[Float32, ...]:
+    """sums += rows @ tokens^T by one warpgroup (sm_90a), 64 rows and `width` tokens of 64 bf16 each.
+
+    Both lie in shared memory as lines of 128 bytes in the 128-byte swizzle (16-byte piece p of line l at
+    p xor l % 8), 1024-byte aligned. Returns when the products are done, so the sums are safe to use.
+    """
+    count = width // 2
+    registers = ",".join(f"${i}" for i in range(count))
+    a, b = f"${2 * count}", f"${2 * count + 1}"
+    steps = "".join(
+        f"add.s64 da, {a}, {2 * step}; add.s64 db, {b}, {2 * step}; "
+        f"wgmma.mma_async.sync.aligned.m64n{width}k16.f32.bf16.bf16 {{{registers}}}, da, db, p, 1, 1, 0, 0; "
+        for step in range(4)
+    )
+    template = (
+        "{ .reg .pred p; .reg .b64 da, db; setp.eq.u32 p, 1, 1; wgmma.fence.sync.aligned; "
+        + steps
+        + "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }"
+    )
+    constraints = ",".join(["=f"] * count + [str(i) for i in range(count)] + ["l", "l"])
+    args = [*sums, tile_descriptor(rows), tile_descriptor(tokens)]
+    return asm(template, constraints, args, [Float32] * count)
+
+
+def tile_descriptor(address: Int32) -> Int64:
+    """What the matrix unit needs of a swizzled tile: its address, and 1024 bytes from 8 lines to the next."""
+    fixed = (1 << 62) | (64 << 32) | (1 << 16)
+    return Int64((address & 0x3FFFF) >> 4) | Int64(fixed)
 
 
 def bulk_load(shared: Int32, address: Int64, size: Int32, barrier: Int32) -> None:

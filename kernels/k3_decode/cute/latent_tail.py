@@ -28,9 +28,10 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from k3_decode.cute import instructions as ins
-from k3_decode.cute import row_stream
+from k3_decode.cute import row_gemm, row_plan, row_ring, row_stream, row_sums
 from k3_decode.cute.plans import CAPACITIES, plan_for
-from k3_decode.cute.row_stream import Finished, Plan
+from k3_decode.cute.row_plan import Plan
+from k3_decode.cute.row_sums import Finished
 from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
 from k3_decode.shapes import CANARY, K3, NANO
 
@@ -54,12 +55,26 @@ def _norm_and_project(
     eps: Float32,
     plan: cutlass.Constexpr,
 ):
-    place = row_stream.locate(plan)
+    place = row_plan.locate(plan)
     if cutlass.const_expr(plan.cluster > 1):
-        row_stream.arm_barrier(plan, place, latent.shape[0], True)
+        row_sums.arm_barrier(plan, place, latent.shape[0], True)
     segments = [(ins.byte_address(up_weight), plan.rows)]
-    sums, squares = row_stream.stream(plan, place, segments, latent, norm_weight)
-    row_stream.finish(plan, place, sums, squares, latent.shape[0], eps, _store_to(shared, out))
+    store = _store_to(shared, out)
+    if cutlass.const_expr(plan.is_grouped):
+        tiles = row_gemm.Tiles(plan, place, segments, latent)
+        products = cute.make_rmem_tensor((plan.tokens // 2,), Float32)
+        products.fill(0.0)
+        totals = cute.make_rmem_tensor((len(tiles.tokens),), Float32)
+        totals.fill(0.0)
+        row_gemm.start(plan, tiles)
+        for stage in cutlass.range(tiles.count, unroll=1):
+            row_gemm.advance(plan, tiles, stage, products, totals, norm_weight)
+        row_gemm.publish(plan, place, tiles, products, totals)
+        row_sums.finish_published(plan, place, True, latent.shape[0], eps, store)
+    else:
+        multiply = row_ring.stream_rings if plan.slots else row_stream.stream
+        sums, squares = multiply(plan, place, segments, latent, norm_weight)
+        row_sums.finish(plan, place, sums, squares, latent.shape[0], eps, store)
     if place.is_first:
         ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
 
@@ -95,9 +110,9 @@ def _launch(
         grid=(plan.groups * plan.cluster, 1, 1),
         block=(plan.threads, 1, 1),
         cluster=(plan.cluster, 1, 1),
-        smem=row_stream.shared_layout(plan).size,
+        smem=row_plan.shared_layout(plan).size,
         min_blocks_per_mp=plan.blocks_per_sm,
-        preferred_smem_carveout=row_stream.CARVEOUT,
+        preferred_smem_carveout=row_plan.CARVEOUT,
         stream=stream,
         use_pdl=True,
     )

@@ -4,7 +4,7 @@ Shapes of K3's TP8 and TP16 shards have their own rows in the table; others foll
 off the same sweeps. Plans differ in speed only: any plan gives the right product.
 """
 
-from k3_decode.cute.row_stream import STEP, Plan
+from k3_decode.cute.row_plan import STEP, Plan
 
 __all__ = ["CAPACITIES", "capacity", "plan_for"]
 
@@ -40,7 +40,7 @@ def plan_for(rows: int, k: int, tokens: int) -> Plan:
     tilings = MEASURED.get((rows, k))
     tiling = _rule(rows, k, room) if tilings is None else tilings[CAPACITIES.index(room)]
     tiles, row_warps, k_warps, cluster, depth, blocks = tiling
-    return Plan(rows, k, room, tiles, row_warps, k_warps, cluster, depth, 0, blocks)
+    return Plan(rows, k, room, tiles, row_warps, k_warps, cluster, depth, blocks)
 
 
 def _rule(rows: int, k: int, room: int) -> Tiling:

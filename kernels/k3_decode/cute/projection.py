@@ -28,9 +28,10 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from k3_decode.cute import instructions as ins
-from k3_decode.cute import row_stream
+from k3_decode.cute import row_gemm, row_plan, row_ring, row_stream, row_sums
 from k3_decode.cute.plans import CAPACITIES, plan_for
-from k3_decode.cute.row_stream import Finished, Plan
+from k3_decode.cute.row_plan import Plan
+from k3_decode.cute.row_sums import Finished
 from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
 from k3_decode.shapes import CANARY, K3, NANO
 
@@ -54,13 +55,25 @@ def _project(
     plan: cutlass.Constexpr,
     is_fp32: cutlass.Constexpr,
 ):
-    place = row_stream.locate(plan)
+    place = row_plan.locate(plan)
     if cutlass.const_expr(plan.cluster > 1):
-        row_stream.arm_barrier(plan, place, x.shape[0], False)
+        row_sums.arm_barrier(plan, place, x.shape[0], False)
     segments = [(ins.byte_address(weight), plan.rows)]
-    chain = CHAIN_STEPS if is_fp32 else None
-    sums, _ = row_stream.stream(plan, place, segments, x, chain=chain)
-    row_stream.finish(plan, place, sums, None, x.shape[0], None, _store_to(out, is_fp32))
+    store = _store_to(out, is_fp32)
+    if cutlass.const_expr(plan.is_grouped):
+        tiles = row_gemm.Tiles(plan, place, segments, x)
+        products = cute.make_rmem_tensor((plan.tokens // 2,), Float32)
+        products.fill(0.0)
+        row_gemm.start(plan, tiles)
+        for stage in cutlass.range(tiles.count, unroll=1):
+            row_gemm.advance(plan, tiles, stage, products, None, None, is_chained=not is_fp32)
+        row_gemm.publish(plan, place, tiles, products, None)
+        row_sums.finish_published(plan, place, False, x.shape[0], None, store)
+    else:
+        chain = CHAIN_STEPS if is_fp32 else None
+        multiply = row_ring.stream_rings if plan.slots else row_stream.stream
+        sums, _ = multiply(plan, place, segments, x, chain=chain)
+        row_sums.finish(plan, place, sums, None, x.shape[0], None, store)
     if place.is_first:
         ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
 
@@ -93,9 +106,9 @@ def _launch(
         grid=(plan.groups * plan.cluster, 1, 1),
         block=(plan.threads, 1, 1),
         cluster=(plan.cluster, 1, 1),
-        smem=row_stream.shared_layout(plan).size,
+        smem=row_plan.shared_layout(plan).size,
         min_blocks_per_mp=plan.blocks_per_sm,
-        preferred_smem_carveout=row_stream.CARVEOUT,
+        preferred_smem_carveout=row_plan.CARVEOUT,
         stream=stream,
         use_pdl=True,
     )

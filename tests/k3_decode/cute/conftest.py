@@ -116,15 +116,19 @@ class NumpyMachine:
         at = self.all_lanes(address) // 4
         return tuple(self.shared[self.bid, at + i].view(np.float32) for i in range(count))
 
-    def shared_store(self, address: Any, values: list[Any]) -> None:
-        at = self.all_lanes(address) // 4
-        for i, value in enumerate(values):
-            self.shared[self.bid, at + i] = self.all_lanes(value).astype(np.float32).view(np.uint32)
+    def shared_store(self, address: Any, values: list[Any], wanted: Any = 1) -> None:
+        words = [self.all_lanes(value).astype(np.float32).view(np.uint32) for value in values]
+        self.shared_store_words(address, words, wanted)
 
-    def copy_shared(self, shared: Any, address: Any) -> None:
-        to = self.all_lanes(shared) // 4
-        for i, word in enumerate(self.load(address, 4)):
-            self.shared[self.bid, to + i] = word
+    def copy_shared(self, shared: Any, address: Any, wanted: Any = 1) -> None:
+        keep = self.all_lanes(wanted) != 0
+        words = self.load(np.where(keep, self.all_lanes(address), 0), 4)
+        self.shared_store_words(shared, words, wanted)
+
+    def shared_store_words(self, shared: Any, words: Any, wanted: Any) -> None:
+        to, keep = self.all_lanes(shared) // 4, self.all_lanes(wanted) != 0
+        for i, word in enumerate(words):
+            self.shared[self.bid[keep], to[keep] + i] = self.all_lanes(word)[keep]
 
     def bulk_load(self, shared: Any, address: Any, size: int, wanted: Any) -> None:
         to, at, keep = self.all_lanes(shared) // 4, self.all_lanes(address) // 4, self.all_lanes(wanted) != 0
@@ -164,6 +168,26 @@ class NumpyMachine:
             out.append((self.all_lanes(value) + part).astype(np.float32))
         return tuple(out)
 
+    def multiply_tiles(self, sums: Any, rows: Any, tokens: Any, width: int) -> tuple[np.ndarray, ...]:
+        """m64nNk16 four times, warpgroup by warpgroup, from swizzled lines as `multiply_tiles` says."""
+        groups = self.tid.size // 128
+        tiles = []
+        for address, lines in ((rows, 64), (tokens, width)):
+            base = self.all_lanes(address).reshape(groups, 128)[:, 0]
+            block = self.bid.reshape(groups, 128)[:, 0]
+            line, piece = np.meshgrid(np.arange(lines), np.arange(8), indexing="ij")
+            at = (line * 128 + (piece ^ line % 8) * 16)[None] + base[:, None, None]
+            words = np.stack([self.shared[block[:, None, None], at // 4 + i] for i in range(4)], axis=-1)
+            tiles.append(from_bf16_bits(words.reshape(groups, lines, 32).view(np.uint16)))
+        product = np.einsum("wmk,wnk->wmn", *(tile.astype(np.float64) for tile in tiles))
+        thread = np.arange(128)
+        row, column = thread // 32 * 16 + thread % 32 // 4, thread % 4 * 2
+        out = []
+        for i, value in enumerate(sums):
+            part = product[:, row + i % 4 // 2 * 8, column + i // 4 * 8 + i % 2].reshape(-1)
+            out.append((self.all_lanes(value) + part).astype(np.float32))
+        return tuple(out)
+
     def shuffle(self, value: np.ndarray, offset: int) -> np.ndarray:
         lane = np.arange(self.tid.size)
         return self.all_lanes(value)[lane ^ offset]
@@ -174,14 +198,18 @@ def numpy_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., NumpyMachine
     """Builds a machine and points the traced modules at it."""
     pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not installed")
 
-    def build(modules: list[Any], plan: Any, shared_bytes: int) -> NumpyMachine:
-        machine = NumpyMachine(plan.groups * plan.cluster, plan.threads, plan.cluster, shared_bytes)
-        for module in modules:
+    from k3_decode.cute import row_gemm, row_plan, row_ring, row_stream, row_sums
+
+    def build(op: Any, plan: Any) -> NumpyMachine:
+        size = row_plan.shared_layout(plan).size
+        machine = NumpyMachine(plan.groups * plan.cluster, plan.threads, plan.cluster, size)
+        for module in (row_plan, row_stream, row_ring, row_gemm, row_sums, op):
             monkeypatch.setattr(module, "ins", _instructions(machine))
             for name in ("Int32", "Int64"):
                 if hasattr(module, name):
                     monkeypatch.setattr(module, name, lambda value: np.asarray(value) * 1)
-            monkeypatch.setattr(module, "Float32", np.float32)
+            if hasattr(module, "Float32"):
+                monkeypatch.setattr(module, "Float32", np.float32)
             monkeypatch.setattr(module, "cute", _device(machine))
         return machine
 
@@ -211,6 +239,11 @@ def _instructions(machine: NumpyMachine) -> SimpleNamespace:
         high_half=lambda word: from_bf16_bits((np.asarray(word) >> 16).astype(np.uint16)),
         pack_halves=pack,
         copy_async=machine.copy_shared,
+        copy_async_if=machine.copy_shared,
+        fence_async_reads=lambda: None,
+        multiply_tiles=machine.multiply_tiles,
+        shared_store_if=machine.shared_store_words,
+        shared_store_f32_if=lambda address, value, wanted: machine.shared_store(address, [value], wanted),
         bulk_load_if=lambda to, at, size, _, wanted: machine.bulk_load(to, at, size, wanted),
         init_barrier_if=lambda *_: None,
         fence_barriers=lambda: None,

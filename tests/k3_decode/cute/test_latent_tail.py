@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not installed")
 
 from k3_decode.cute import latent_tail as op
-from k3_decode.cute import row_stream
-from k3_decode.cute.row_stream import Plan
+from k3_decode.cute import row_plan, row_ring, row_stream, row_sums
+from k3_decode.cute.row_plan import Plan
 from k3_decode.cute.variant import COMPILED, DISPATCHED
 
 PLANS = {
@@ -31,17 +31,18 @@ def halves(words: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", PLANS)
 def test_every_plan_norms_projects_and_adds(name: str, numpy_machine: Callable[..., Any]) -> None:
     plan, tokens, eps = PLANS[name], 5, 1e-5
-    machine = numpy_machine([row_stream, op], plan, row_stream.shared_layout(plan).size)
+    machine = numpy_machine(op, plan)
     random = np.random.default_rng(9)
     shapes = ((tokens, plan.k), (plan.k,), (plan.rows, plan.k), (tokens, plan.rows))
     latent_at, norm_at, up_at, shared_at = (machine.place_bf16(random.standard_normal(s)) for s in shapes)
     empty = np.full(tokens * plan.rows // 2, 0x7FC07FC0, np.uint32)
     out_at = machine.place(empty, (tokens, plan.rows), (plan.rows, 1))
 
-    place = row_stream.locate(plan)
+    place = row_plan.locate(plan)
     segments = [(op.ins.byte_address(up_at), plan.rows)]
-    sums, squares = row_stream.stream(plan, place, segments, latent_at, norm_at)
-    row_stream.finish(plan, place, sums, squares, tokens, eps, op._store_to(shared_at, out_at))
+    multiply = row_ring.stream_rings if plan.slots else row_stream.stream
+    sums, squares = multiply(plan, place, segments, latent_at, norm_at)
+    row_sums.finish(plan, place, sums, squares, tokens, eps, op._store_to(shared_at, out_at))
 
     tensors = (latent_at, norm_at, up_at, shared_at)
     latent, norm, up, shared = (

@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not installed")
 
 from k3_decode.cute import moe_front as op
-from k3_decode.cute import row_stream
-from k3_decode.cute.row_stream import Plan
+from k3_decode.cute import row_plan, row_ring, row_stream, row_sums
+from k3_decode.cute.row_plan import Plan
 from k3_decode.cute.variant import COMPILED, DISPATCHED
 
 
@@ -18,7 +18,7 @@ def run_in_numpy(
     machine_of: Callable[..., Any], plan: Plan, experts: int, tokens: int
 ) -> tuple[np.ndarray, ...]:
     """Logits and latent by the traced functions, and both products of random integers, which are exact."""
-    machine = machine_of([row_stream, op], plan, row_stream.shared_layout(plan).size)
+    machine = machine_of(op, plan)
     random = np.random.default_rng(3)
     x = random.integers(-4, 5, (tokens, plan.k)).astype(np.float64)
     router = random.integers(-4, 5, (experts, plan.k)).astype(np.float64)
@@ -32,11 +32,13 @@ def run_in_numpy(
         np.full(tokens * width // 2, 0x7FC07FC0, np.uint32), (tokens, width), (width, 1)
     )
 
-    place = row_stream.locate(plan)
+    place = row_plan.locate(plan)
     segments = [(op.ins.byte_address(router_at), experts), (op.ins.byte_address(down_at), width)]
-    sums, _ = row_stream.stream(plan, place, segments, x_at, chain=2)
+    sums, _ = (row_ring.stream_rings if plan.slots else row_stream.stream)(
+        plan, place, segments, x_at, chain=2
+    )
     store = op._store_to(logits_at, latent_at, experts)
-    row_stream.finish(plan, place, sums, None, tokens, None, store)
+    row_sums.finish(plan, place, sums, None, tokens, None, store)
 
     logits = machine.read(logits_at).view(np.float32).reshape(tokens, experts)
     bits = machine.read(latent_at).view(np.uint16).astype(np.uint32) << 16

@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not installed")
 
 from k3_decode.cute import projection as op
-from k3_decode.cute import row_stream
+from k3_decode.cute import row_gemm, row_plan, row_ring, row_stream, row_sums
 from k3_decode.cute.plans import plan_for
-from k3_decode.cute.row_stream import Plan
+from k3_decode.cute.row_plan import Plan
 from k3_decode.cute.variant import COMPILED, DISPATCHED
 
 PLANS = {
@@ -26,6 +26,9 @@ PLANS = {
     "ring": Plan(48, 512, 8, 3, 1, 4, 1, 2, slots=2),
     "ring_of_odd_depth": Plan(40, 384, 16, 2, 1, 2, 1, 3, slots=3),
     "ring_in_a_cluster": Plan(48, 512, 16, 2, 1, 2, 2, 4, slots=4),
+    "warpgroup": Plan(64, 256, 32, 2, 4, 1, 1, 3, is_grouped=True),
+    "two_warpgroups": Plan(120, 256, 64, 2, 8, 1, 1, 2, is_grouped=True),
+    "warpgroups_in_a_cluster": Plan(128, 512, 64, 2, 4, 1, 4, 2, is_grouped=True),
     "staged_in_a_cluster": Plan(64, 768, 32, 2, 4, 2, 2, 3, stages=2),
 }
 
@@ -39,23 +42,33 @@ def run_in_numpy(
     machine_of: Callable[..., Any], plan: Plan, tokens: int, is_fp32: bool
 ) -> tuple[np.ndarray, ...]:
     """What the traced functions compute for random operands, and the float64 product of the same operands."""
-    machine = machine_of([row_stream, op], plan, row_stream.shared_layout(plan).size)
+    machine = machine_of(op, plan)
     random = np.random.default_rng(7)
     x, weight = random.standard_normal((tokens, plan.k)), random.standard_normal((plan.rows, plan.k))
     x_at, weight_at = machine.place_bf16(x), machine.place_bf16(weight)
     size = tokens * plan.rows // (1 if is_fp32 else 2)
     out_at = machine.place(np.full(size, 0x7FC07FC0, np.uint32), (tokens, plan.rows), (plan.rows, 1))
 
-    place = row_stream.locate(plan)
-    sums, _ = row_stream.stream(plan, place, [(op.ins.byte_address(weight_at), plan.rows)], x_at)
-    row_stream.finish(plan, place, sums, None, tokens, None, op._store_to(out_at, is_fp32))
+    place = row_plan.locate(plan)
+    segments, store = [(op.ins.byte_address(weight_at), plan.rows)], op._store_to(out_at, is_fp32)
+    if plan.is_grouped:
+        tiles = row_gemm.Tiles(plan, place, segments, x_at)
+        sums = [np.float32(0.0)] * (plan.tokens // 2)
+        row_gemm.start(plan, tiles)
+        for stage in range(int(tiles.count.max())):
+            row_gemm.advance(plan, tiles, stage, sums, None, None, is_chained=not is_fp32)
+        row_gemm.publish(plan, place, tiles, sums, None)
+        row_sums.finish_published(plan, place, False, tokens, None, store)
+    else:
+        sums, _ = (row_ring.stream_rings if plan.slots else row_stream.stream)(plan, place, segments, x_at)
+        row_sums.finish(plan, place, sums, None, tokens, None, store)
 
     words = machine.read(out_at)
     values = words.view(np.float32) if is_fp32 else halves(words)
     truth = (
         halves(machine.read(x_at)).reshape(x.shape) @ halves(machine.read(weight_at)).reshape(weight.shape).T
     )
-    own = row_stream._own_pairs(plan, place)
+    own = row_sums.own_pairs(plan, place)
     first = np.unique(machine.bid, return_index=True)[1]
     expected = tokens * np.broadcast_to(own, machine.bid.shape)[first] * 8 * plan.cluster
     return values.reshape(truth.shape), truth, machine.received, expected
@@ -91,7 +104,7 @@ def test_partial_sums_of_eight_tokens_hit_every_bank_once(rows: int) -> None:
 
 def test_shared_memory_of_every_variant_leaves_room_for_the_next_kernel() -> None:
     plans = [plan_for(m, k, b) for m, k in ((6288, 7168), (7168, 1536)) for b in (1, 16)]
-    assert max(row_stream.shared_layout(plan).size for plan in plans) <= 110 * 1024
+    assert max(row_plan.shared_layout(plan).size for plan in plans) <= 110 * 1024
 
 
 def test_a_k_that_is_no_multiple_of_32_is_refused() -> None:
