@@ -54,10 +54,11 @@ def kda_step(
     taps = conv_weight.transpose(0, 1).reshape(4, -1)
     mixed = (inputs.unfold(1, 4, 1) * taps.T).sum(-1)
     mixed.mul_(torch.sigmoid(mixed))
-    query, key, value = mixed.view(-1, rows, 3, heads, HEAD_DIM).unbind(2)
-    norms = torch.linalg.vector_norm(torch.stack((query, key)), dim=-1, keepdim=True).square_()
-    query, key = (torch.stack((query, key)) * norms.add_(NORM_EPS_QK).rsqrt_()).unbind(0)
-    query = query * HEAD_DIM**-0.5
+    parts = mixed.view(-1, rows, 3, heads, HEAD_DIM)
+    scales = torch.linalg.vector_norm(parts[:, :, :2], dim=-1, keepdim=True).square_()
+    scales.add_(NORM_EPS_QK).rsqrt_()[:, :, 0].mul_(HEAD_DIM**-0.5)
+    query, key = (parts[:, :, :2] * scales).unbind(2)
+    value = parts[:, :, 2]
     low = step[..., 4 * width : 4 * width + HEAD_DIM].float()
     raw = (low @ decay_weight.float().T).add_(dt_bias)
     raw = raw.view(-1, rows, heads, HEAD_DIM)
