@@ -25,19 +25,18 @@ def report(
     reviewer: Annotated[str, typer.Option("--reviewer", help="The human who reviewed every line.")] = "",
 ) -> None:
     """Render a bundle as HTML and Markdown. Without --html and --md, the Markdown goes to standard output."""
-    from harness.cli.gate import gate_verdict, judge_of, replan_of
+    from harness.cli.gate import gate_submissions
     from harness.documents import load_policy
     from harness.evidence.pack import bundle_folder
     from harness.evidence.reader import open_bundle
-    from harness.evidence.verify import verify
     from harness.report import build_view, render_html
     from harness.report.markdown import Disclosure, render_markdown
 
     with bundle_folder(bundle) as folder:
         opened = open_bundle(folder)
-        verdict = gate_verdict([folder], load_policy(policy) if policy else opened.plan.policy)
-        verification = verify(folder, judge_of(folder), replan_of())
-        view = build_view(opened, verdict, verification)
+        asked = load_policy(policy) if policy else opened.plan.policy
+        verdict, submissions = gate_submissions([folder], asked)
+        view = build_view(opened, verdict, submissions[0].verification)
     comment = render_markdown(view, Disclosure(duplicates, ai_use, reviewer))
     if html is not None:
         html.write_text(render_html(view), encoding="utf-8")

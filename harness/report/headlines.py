@@ -5,7 +5,7 @@ from collections.abc import Callable
 from harness.domain.check import Check, Outcome, StageName, Status
 from harness.domain.machine import Machine
 from harness.evidence.reader import Bundle
-from harness.report.panels.kernels import error_figures
+from harness.report.panels.kernels import errors_of
 from harness.report.panels.material import cell_name, figure, value
 from harness.report.text import anchor, compact, number, plain
 from harness.report.view import Headline
@@ -59,15 +59,15 @@ def _speed(pairs: Pairs, machine: Machine) -> list[Headline]:
 
 
 def _error(pairs: Pairs, machine: Machine) -> list[Headline]:
-    measured = [(c, o, e) for c, o in pairs if (e := error_figures(o)) is not None and e[2] > 0]
+    measured = [(c, o, e) for c, o in pairs if (e := errors_of(o)) is not None]
     if not measured:
         return []
-    check, outcome, (mine, stock, bound) = max(measured, key=lambda p: p[2][0] / p[2][2])
+    check, outcome, errors = max(measured, key=lambda p: p[2].bound_share)
     conditions = [
-        f"{plain(check.op or '', 60)}: {compact(mine)}, stock {compact(stock)}, bound {compact(bound)}",
+        f"{plain(check.op or '', 60)}: {compact(errors.optimised)}, stock {compact(errors.stock)}",
         "relative L2 against float64",
     ]
-    share = f"{mine / bound:.0%}"
+    share = f"{errors.bound_share:.0%}"
     return [_headline("of its error bound, worst kernel", share, "", (check, outcome), conditions)]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-__all__ = ["Point", "Series", "dumbbell_plot", "line_plot", "status_bar"]
+__all__ = ["DumbbellRow", "Point", "Series", "dumbbell_plot", "line_plot", "status_bar"]
 
 WIDTH = 720
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 34, 44
@@ -33,6 +33,17 @@ class Series:
 
     name: str
     points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DumbbellRow:
+    """One row of a dumbbell plot."""
+
+    name: str
+    first: float
+    second: float
+    note: str
+    is_over: bool
 
 
 def status_bar(counts: Sequence[tuple[str, int]], title: str) -> Markup:
@@ -94,34 +105,33 @@ def line_plot(
     return _svg(title, height, parts)
 
 
-def dumbbell_plot(
-    rows: Sequence[tuple[str, float, float, float]], title: str, names: tuple[str, str, str]
-) -> Markup:
-    """For each row three positive values on one logarithmic axis: two dots joined by a line, and a limit."""
-    row_height, left = 30, 150
+def dumbbell_plot(rows: Sequence[DumbbellRow], title: str, names: tuple[str, str], note_title: str) -> Markup:
+    """For each row two values on one logarithmic axis, joined by a line, and a note at its end."""
+    row_height, left, right = 30, 150, 84
     height = TOP + row_height * len(rows) + 34
-    values = [v for _, *three in rows for v in three if v > 0] or [1.0]
+    values = [v for row in rows for v in (row.first, row.second) if v > 0] or [1.0]
     low = math.floor(math.log10(min(values)))
     high = max(low + 1, math.ceil(math.log10(max(values))))
 
     def px(value: float) -> float:
         position = (math.log10(max(value, 10.0**low)) - low) / (high - low)
-        return left + (WIDTH - left - RIGHT - 10) * position
+        return left + (WIDTH - left - right) * position
 
     parts = []
     factors = (1, 2, 5) if high - low <= 2 else (1,)
     for tick in [f * 10.0**power for power in range(low, high) for f in factors] + [10.0**high]:
         parts.append(_line("grid", px(tick), TOP - 4, px(tick), height - 30))
         parts.append(_text("tick mid", px(tick), height - 12, f"{tick:.0e}".replace("e-0", "e-")))
-    for place, (name, first, second, limit) in enumerate(rows):
+    for place, row in enumerate(rows):
         y = TOP + row_height * place + row_height / 2
-        parts.append(_text("rowname end", left - 12, y + 4, name))
-        parts.append(_line("join", px(first), y, px(second), y))
-        parts.append(_line("limit", px(limit), y - 9, px(limit), y + 9))
-        parts.append(f'<circle class="dot s1" cx="{px(first):.1f}" cy="{y:.1f}" r="5"/>')
-        over = " over" if second > limit else ""
-        parts.append(f'<circle class="dot s0{over}" cx="{px(second):.1f}" cy="{y:.1f}" r="5"/>')
-    parts += _legend([names[1], names[0], names[2]], kinds=("dot s0", "dot s1", "limit"))
+        over = " over" if row.is_over else ""
+        parts.append(_text("rowname end", left - 12, y + 4, row.name))
+        parts.append(_line("join", px(row.first), y, px(row.second), y))
+        parts.append(f'<circle class="dot s1" cx="{px(row.first):.1f}" cy="{y:.1f}" r="5"/>')
+        parts.append(f'<circle class="dot s0{over}" cx="{px(row.second):.1f}" cy="{y:.1f}" r="5"/>')
+        parts.append(_text(f"rowname end{over}", WIDTH - 4, y + 4, row.note))
+    parts.append(_text("axis end", WIDTH - 4, TOP - 6, note_title))
+    parts += _legend(names, first=1, right=right + 60)
     return _svg(title, height, parts)
 
 
@@ -132,17 +142,14 @@ def _svg(title: str, height: float, parts: Sequence[str]) -> Markup:
     )
 
 
-def _legend(names: Sequence[str], kinds: Sequence[str] | None = None) -> list[str]:
-    parts, x = [], float(WIDTH - RIGHT)
+def _legend(names: Sequence[str], first: int = 0, right: int = RIGHT) -> list[str]:
+    """Names with their dots, set to the right; colours from `first` down where it is 1, else upwards."""
+    parts, x = [], float(WIDTH - right)
     for place in range(len(names) - 1, -1, -1):
-        name = names[place]
-        x -= 7.0 * len(name) + 22
-        kind = kinds[place] if kinds else f"dot s{place % 6}"
-        if kind == "limit":
-            parts.append(_line("limit", x + 4, 3, x + 4, 17))
-        else:
-            parts.append(f'<circle class="{kind}" cx="{x + 4:.1f}" cy="10" r="5"/>')
-        parts.append(_text("key", x + 14, 14, name))
+        x -= 7.0 * len(names[place]) + 22
+        kind = first - place if first else place % 6
+        parts.append(f'<circle class="dot s{kind}" cx="{x + 4:.1f}" cy="10" r="5"/>')
+        parts.append(_text("key", x + 14, 14, names[place]))
     return parts
 
 

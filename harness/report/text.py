@@ -74,6 +74,8 @@ def number(name: str, value: float | int) -> str:
         return f"{value:.2f}\u00d7"
     if name.endswith("difference"):
         return f"{value:+.3f}"
+    if name.endswith("bound_share"):
+        return f"{value:.0%}"  # over 100 % where the bound is broken
     if any(name.endswith(s) for s in SHARES) and -1 <= value <= 1:
         return f"{value:.1%}"
     unit = next((u for suffix, u in UNITS.items() if name.endswith(suffix)), "")

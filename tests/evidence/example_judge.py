@@ -82,7 +82,7 @@ def _kernels(check: Check, samples: Samples) -> Outcome:
     figures = (
         Figure(name="optimised_relative_l2", value=optimised),
         Figure(name="stock_relative_l2", value=stock),
-        Figure(name="bound_relative_l2", value=bound),
+        Figure(name="worst_bound_share", value=optimised / bound),
         Figure(name="inputs", value=len(_numbers(samples, "errors", "bound"))),
     )
     words = f"relative L2 {optimised:.3g}, stock {stock:.3g}, bound {bound:.3g}"

@@ -24,20 +24,21 @@ def panels(material: Material) -> tuple[Panel, ...]:
         arch = check.cell.arch if check.cell is not None else check.id.rpartition("/")[2]
         rows.append(
             (
-                CellView(plain(check.subject or check.op or check.id, 80)),
+                CellView(plain(check.op or check.subject or check.id, 60)),
                 CellView(plain(arch, 20)),
                 status_cell(check, outcome),
                 *(figure_cell(outcome, name, "warn" if _is_bad(outcome, name) else "") for name in names),
+                CellView(plain(check.subject or "", 120), "small"),
             )
         )
-    columns = "kernel | architecture | status | " + " | ".join(f"#{label(n)}" for n in names)
+    columns = "op | architecture | status" + "".join(f" | #{label(n)}" for n in names) + " | variant"
     findings = tuple(finding_view(f, material.plan) for _, o in material.pairs for f in o.findings)
     return (
         Panel("Findings", "In the compiled code, with the source that it came from.", findings=findings),
         Panel(
             "Compiled kernels",
             "Read from PTX and machine code; no GPU was used.",
-            table(columns.removesuffix(" | "), rows),
+            table(columns, rows),
         ),
     )
 
