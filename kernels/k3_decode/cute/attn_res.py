@@ -30,6 +30,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
 from k3_decode.cute import instructions as ins
 from k3_decode.cute.reduction import lane_slot, lane_sums, warp_sum
 from k3_decode.cute.row_plan import CARVEOUT

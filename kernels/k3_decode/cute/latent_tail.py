@@ -27,12 +27,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
 from k3_decode.cute import instructions as ins
 from k3_decode.cute import row_gemm, row_plan, row_ring, row_stream, row_sums
-from k3_decode.cute.plans import CAPACITIES, plan_for
+from k3_decode.cute.plans import has_warpgroups, plan_for, plans_by_architecture
 from k3_decode.cute.row_plan import Plan
 from k3_decode.cute.row_sums import Finished
-from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
+from k3_decode.cute.variant import Variant
 from k3_decode.shapes import CANARY, K3, NANO
 
 if TYPE_CHECKING:
@@ -163,17 +164,17 @@ def latent_tail(
     tokens, (rows, width) = latent.shape[0], up_weight.shape
     if not 1 <= tokens <= 64 or rows % 2:
         raise ValueError(f"latent_tail: {tokens} tokens outside 1..64, or {rows} output rows no even number")
-    launch = compile_plan(plan_for(rows, width, tokens))
+    launch = compile_plan(plan_for(rows, width, tokens, has_warpgroups()))
     launch(latent, norm_weight, up_weight, shared, out, launches, eps)
 
 
 def variants() -> tuple[Variant, ...]:
     """Whole and sharded tails of K3 and of the small models, at each token capacity."""
     forms = [
-        plan_for(model.hidden // parts, model.latent, tokens)
+        form
         for model, divisions in ((K3, (8, 16, 1, 2, 4)), (CANARY, (1, 2)), (NANO, (1, 2)))
         for parts in divisions
-        for tokens in CAPACITIES
+        for form in plans_by_architecture(model.hidden // parts, model.latent)
     ]
     roles = (
         ("latent", "activation"), ("norm_weight", "weight"), ("up_weight", "weight"),
@@ -183,12 +184,12 @@ def variants() -> tuple[Variant, ...]:
         Variant(
             op="latent_tail",
             name=f"latent_tail_{plan.name}",
-            architectures=DISPATCHED + COMPILED,
+            architectures=architectures,
             compile=lambda plan=plan: compile_plan(plan),  # type: ignore[misc]
             parameters=roles,
             source="cute/latent_tail.py",
             is_smoke=(plan.rows, plan.tokens) == (896, 8),
             max_cluster=plan.cluster,
         )
-        for plan in dict.fromkeys(forms)
+        for plan, architectures in dict.fromkeys(forms)
     )

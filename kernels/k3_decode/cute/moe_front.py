@@ -27,12 +27,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
 from k3_decode.cute import instructions as ins
 from k3_decode.cute import row_gemm, row_plan, row_ring, row_stream, row_sums
-from k3_decode.cute.plans import CAPACITIES, plan_for
+from k3_decode.cute.plans import has_warpgroups, plan_for, plans_by_architecture
 from k3_decode.cute.row_plan import Plan
 from k3_decode.cute.row_sums import Finished
-from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
+from k3_decode.cute.variant import Variant
 from k3_decode.shapes import CANARY, K3, NANO
 
 if TYPE_CHECKING:
@@ -163,17 +164,17 @@ def moe_front(
         raise ValueError(f"moe_front: {tokens} rows of x are outside 1..64; split the step")
     if experts % 2 or width % 2:
         raise ValueError(f"moe_front: {experts} router and {width} latent rows must be even")
-    launch = compile_plan(plan_for(experts + width, hidden, tokens), experts)
+    launch = compile_plan(plan_for(experts + width, hidden, tokens, has_warpgroups()), experts)
     launch(x, router_weight, down_weight, logits, latent, launches)
 
 
 def variants() -> tuple[Variant, ...]:
     """Whole and sharded fronts of K3 and of the small models, at each token capacity."""
     forms = [
-        (plan_for((model.experts + model.latent) // parts, model.hidden, tokens), model.experts // parts)
+        (form, model.experts // parts)
         for model, divisions in ((K3, (8, 16, 1, 2, 4)), (CANARY, (1, 2)), (NANO, (1, 2)))
         for parts in divisions
-        for tokens in CAPACITIES
+        for form in plans_by_architecture((model.experts + model.latent) // parts, model.hidden)
     ]
     roles = (
         ("x", "activation"), ("router_weight", "weight"), ("down_weight", "weight"), ("logits", "output"),
@@ -183,12 +184,12 @@ def variants() -> tuple[Variant, ...]:
         Variant(
             op="moe_front",
             name=f"moe_front_e{experts}_{plan.name}",
-            architectures=DISPATCHED + COMPILED,
+            architectures=architectures,
             compile=lambda plan=plan, experts=experts: compile_plan(plan, experts),  # type: ignore[misc]
             parameters=roles,
             source="cute/moe_front.py",
             is_smoke=(experts, plan.tokens) == (112, 8),
             max_cluster=plan.cluster,
         )
-        for plan, experts in dict.fromkeys(forms)
+        for (plan, architectures), experts in dict.fromkeys(forms)
     )

@@ -1,32 +1,71 @@
 """Which plan a product of a given shape runs under, from measurements on an H200 (NOTES.md).
 
 Shapes of K3's TP8 and TP16 shards have their own rows in the table; others follow `_rule`, which was read
-off the same sweeps. Plans differ in speed only: any plan gives the right product.
+off the same sweeps. Plans differ in speed only: any plan gives the right product. Wide steps multiply by
+warpgroups where the architecture has `wgmma` (sm_90a) and by `mma.sync` elsewhere.
 """
 
+from functools import cache
+from typing import NamedTuple
+
 from k3_decode.cute.row_plan import STEP, Plan
+from k3_decode.cute.variant import COMPILED, DISPATCHED
 
-__all__ = ["CAPACITIES", "capacity", "plan_for"]
+__all__ = ["CAPACITIES", "capacity", "has_warpgroups", "plan_for", "plans_by_architecture"]
 
-Tiling = tuple[int, int, int, int, int, int]
-"""Row tiles, row warps, K warps, cluster, depth, blocks per multiprocessor."""
 
-MEASURED: dict[tuple[int, int], tuple[Tiling, Tiling, Tiling, Tiling]] = {
-    (6288, 7168): ((2, 1, 8, 1, 4, 3), (2, 1, 8, 1, 4, 3), (3, 4, 2, 2, 3, 1), (3, 4, 2, 2, 3, 1)),
-    (3648, 7168): ((1, 1, 8, 1, 7, 4), (2, 1, 8, 1, 4, 3), (3, 4, 2, 2, 3, 1), (3, 4, 2, 2, 3, 1)),
-    (3216, 7168): ((2, 1, 8, 2, 7, 2), (2, 1, 8, 1, 4, 3), (3, 4, 2, 2, 3, 1), (3, 4, 2, 2, 3, 1)),
-    (7168, 1536): ((2, 1, 4, 1, 8, 4), (4, 1, 8, 1, 4, 2), (2, 2, 4, 1, 2, 2), (2, 4, 2, 1, 4, 1)),
-    (7168, 768): ((1, 1, 4, 1, 6, 4), (4, 1, 8, 1, 3, 2), (2, 2, 4, 1, 2, 2), (2, 4, 2, 1, 4, 1)),
-    (20480, 7168): ((2, 1, 8, 1, 6, 2), (2, 1, 8, 1, 4, 3), (3, 4, 2, 2, 3, 1), (3, 4, 2, 2, 3, 1)),
-    (7168, 3584): ((2, 1, 8, 1, 6, 2), (2, 1, 8, 1, 4, 3), (3, 4, 2, 2, 3, 1), (3, 4, 2, 2, 3, 1)),
-    (4480, 7168): ((2, 1, 8, 1, 6, 2), (2, 1, 8, 1, 4, 3), (3, 4, 2, 2, 3, 1), (3, 4, 2, 2, 3, 1)),
-    (560, 7168): ((2, 1, 8, 7, 4, 2), (2, 2, 4, 7, 8, 2), (4, 1, 8, 4, 4, 1), (4, 1, 8, 4, 4, 1)),
-    (280, 7168): ((2, 1, 8, 7, 4, 2), (2, 2, 4, 7, 8, 2), (4, 1, 8, 4, 4, 1), (4, 1, 8, 4, 4, 1)),
-    (896, 3584): ((2, 1, 4, 7, 4, 4), (2, 1, 8, 4, 4, 2), (2, 2, 4, 4, 4, 1), (2, 2, 4, 4, 4, 1)),
-    (448, 3584): ((2, 1, 4, 7, 4, 4), (2, 1, 8, 4, 4, 2), (2, 2, 4, 4, 4, 1), (2, 2, 4, 4, 4, 1)),
-}
-"""Best tiling by (rows, K), for capacities 8, 16, 32 and 64."""
+class Tiling(NamedTuple):
+    """A plan without its shape."""
+
+    row_tiles: int
+    row_warps: int
+    k_warps: int
+    cluster: int
+    depth: int
+    blocks_per_sm: int
+    slots: int = 0
+    is_grouped: bool = False
+
+
+def _grouped(warpgroups: int, cluster: int, depth: int, blocks: int = 1) -> Tiling:
+    return Tiling(2, 4 * warpgroups, 1, cluster, depth, blocks, is_grouped=True)
+
+
 CAPACITIES = (8, 16, 32, 64)
+Shape = tuple[int, int]
+
+FEW: dict[Shape, tuple[Tiling, Tiling]] = {
+    (6288, 7168): (Tiling(1, 1, 8, 1, 12, 2), Tiling(3, 4, 2, 2, 6, 1)),
+    (3648, 7168): (Tiling(1, 1, 8, 1, 7, 4), Tiling(4, 4, 2, 4, 4, 1)),
+    (3216, 7168): (Tiling(2, 1, 8, 2, 7, 2), Tiling(3, 4, 2, 2, 6, 1)),
+    (2880, 7168): (Tiling(1, 1, 8, 1, 7, 4), Tiling(4, 4, 2, 4, 4, 1)),
+    (7168, 1536): (Tiling(2, 1, 4, 1, 8, 4), Tiling(2, 4, 2, 2, 6, 2)),
+    (7168, 768): (Tiling(1, 1, 4, 1, 6, 4), Tiling(4, 1, 8, 1, 3, 2)),
+    (20480, 7168): (Tiling(1, 1, 8, 1, 12, 2), Tiling(2, 1, 8, 1, 4, 3)),
+    (10240, 7168): (Tiling(1, 1, 8, 1, 12, 2), Tiling(2, 1, 8, 1, 4, 3)),
+    (7168, 3584): (Tiling(2, 1, 8, 1, 6, 2), Tiling(2, 4, 2, 2, 6, 2)),
+    (4480, 7168): (Tiling(2, 1, 8, 1, 6, 2), Tiling(4, 4, 2, 4, 4, 1)),
+    (560, 7168): (Tiling(2, 1, 8, 7, 4, 2), Tiling(2, 2, 4, 7, 8, 2)),
+    (280, 7168): (Tiling(2, 1, 8, 7, 4, 2), Tiling(2, 2, 4, 7, 8, 2)),
+    (896, 3584): (Tiling(2, 1, 4, 7, 4, 4), Tiling(2, 4, 2, 7, 8, 1)),
+    (448, 3584): (Tiling(2, 1, 4, 7, 4, 4), Tiling(2, 4, 2, 7, 8, 1)),
+}
+"""Best tilings of up to 8 and of up to 16 tokens by (rows, K)."""
+MANY: dict[Shape, tuple[Tiling, Tiling]] = {
+    (6288, 7168): (_grouped(2, 2, 6), _grouped(2, 2, 6)),
+    (3648, 7168): (_grouped(2, 4, 6), _grouped(2, 4, 6)),
+    (3216, 7168): (_grouped(2, 4, 6), _grouped(2, 4, 6)),
+    (7168, 1536): (_grouped(2, 2, 6), _grouped(2, 2, 6)),
+    (7168, 768): (_grouped(2, 2, 4), _grouped(2, 2, 4)),
+    (20480, 7168): (_grouped(2, 1, 4, 2), _grouped(2, 1, 4, 2)),
+    (7168, 3584): (_grouped(2, 2, 6), _grouped(2, 2, 6)),
+    (4480, 7168): (_grouped(2, 3, 6), _grouped(2, 3, 6)),
+    (560, 7168): (_grouped(1, 8, 6), _grouped(1, 8, 6)),
+    (280, 7168): (_grouped(1, 8, 6), _grouped(1, 8, 6)),
+    (896, 3584): (_grouped(1, 7, 6), _grouped(1, 7, 6)),
+    (448, 3584): (_grouped(1, 7, 6), _grouped(1, 7, 6)),
+}
+"""Best tilings of up to 32 and of up to 64 tokens, by warpgroups."""
 
 
 def capacity(tokens: int) -> int:
@@ -34,20 +73,73 @@ def capacity(tokens: int) -> int:
     return next(size for size in CAPACITIES if tokens <= size)
 
 
-def plan_for(rows: int, k: int, tokens: int) -> Plan:
-    """The plan of a product with `rows` weight rows of `k` elements, for `tokens` tokens."""
+@cache
+def has_warpgroups() -> bool:
+    """Whether this process's device multiplies by warpgroups (Hopper)."""
+    import torch
+
+    return torch.cuda.get_device_capability()[0] == 9
+
+
+def plan_for(rows: int, k: int, tokens: int, is_grouped: bool) -> Plan:
+    """The plan of a product with `rows` weight rows of `k` elements, for `tokens` tokens.
+
+    `is_grouped`: whether the architecture has warpgroup products.
+    """
     room = capacity(tokens)
-    tilings = MEASURED.get((rows, k))
-    tiling = _rule(rows, k, room) if tilings is None else tilings[CAPACITIES.index(room)]
-    tiles, row_warps, k_warps, cluster, depth, blocks = tiling
-    return Plan(rows, k, room, tiles, row_warps, k_warps, cluster, depth, blocks)
+    if room <= 16:
+        known = FEW.get((rows, k))
+        tiling = _few(rows, k) if known is None else known[0 if room == 8 else 1]
+    elif is_grouped and k % 64 == 0 and rows >= 256:
+        known = MANY.get((rows, k))
+        tiling = _many(rows, k) if known is None else known[0 if room == 32 else 1]
+    else:
+        tiling = _wide(rows, k)
+    return Plan(
+        rows=rows,
+        k=k,
+        tokens=room,
+        row_tiles=tiling.row_tiles,
+        row_warps=tiling.row_warps,
+        k_warps=tiling.k_warps,
+        cluster=tiling.cluster,
+        depth=tiling.depth,
+        blocks_per_sm=tiling.blocks_per_sm,
+        slots=tiling.slots,
+        is_grouped=tiling.is_grouped,
+    )
 
 
-def _rule(rows: int, k: int, room: int) -> Tiling:
-    """A tiling for a shape without measurements: short K takes fewer warps, wide batches more rows a warp."""
+def plans_by_architecture(
+    rows: int, k: int, capacities: tuple[int, ...] = CAPACITIES
+) -> tuple[tuple[Plan, tuple[str, ...]], ...]:
+    """The plans of a shape at each token capacity, each with the architectures that take it."""
+    found: dict[Plan, tuple[str, ...]] = {}
+    for architectures, is_grouped in ((DISPATCHED, True), (COMPILED, False)):
+        for tokens in capacities:
+            plan = plan_for(rows, k, tokens, is_grouped)
+            found[plan] = found.get(plan, ()) + architectures
+    return tuple(found.items())
+
+
+def _few(rows: int, k: int) -> Tiling:
+    """Up to 16 tokens, no measurement: small blocks, and fewer warps where K is short."""
     steps = k // STEP
     if steps < 16 or rows < 256:
-        return (1, 1, max(1, min(8, steps // 2)), 1, min(4, steps), 2 if room <= 16 else 1)
-    if room <= 16:
-        return (2, 1, 8, 1, 4, 2)
-    return (3, 4, 2, 2 if steps <= 224 else 4, 3, 1)
+        return Tiling(1, 1, max(1, min(8, steps // 2)), 1, min(4, steps), 2)
+    return Tiling(2, 1, 8, 1, 4, 2)
+
+
+def _many(rows: int, k: int) -> Tiling:
+    """Warpgroups, no measurement: as many blocks of 128 rows as fill the device, K shared by up to 4 of them."""
+    blocks = -(-rows // 128)
+    cluster = next((c for c in (4, 2) if blocks * c <= 132 and k // 64 >= 4 * c), 1)
+    return _grouped(2, cluster, min(6, k // 64 // cluster))
+
+
+def _wide(rows: int, k: int) -> Tiling:
+    """17 to 64 tokens by mma.sync: more rows a warp, so that tokens are read less often."""
+    steps = k // STEP
+    if steps < 16 or rows < 256:
+        return Tiling(1, 1, max(1, min(8, steps // 2)), 1, min(4, steps), 1)
+    return Tiling(3, 4, 2, 2 if steps <= 224 else 4, 3, 1)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint8
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
 from k3_decode.cute import instructions as ins
 from k3_decode.cute.row_plan import CARVEOUT
 from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant

@@ -27,12 +27,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
 from k3_decode.cute import instructions as ins
 from k3_decode.cute import row_gemm, row_plan, row_ring, row_stream, row_sums
-from k3_decode.cute.plans import CAPACITIES, plan_for
+from k3_decode.cute.plans import CAPACITIES, has_warpgroups, plan_for, plans_by_architecture
 from k3_decode.cute.row_plan import Plan
 from k3_decode.cute.row_sums import Finished
-from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
+from k3_decode.cute.variant import Variant
 from k3_decode.shapes import CANARY, K3, NANO
 
 if TYPE_CHECKING:
@@ -139,7 +140,8 @@ def projection(
         raise ValueError(
             f"projection: {tokens} rows of x outside 1..64, or {rows} weight rows no even number"
         )
-    compile_plan(plan_for(rows, k, tokens), out.element_size() == 4)(x, weight, out, launches)
+    plan = plan_for(rows, k, tokens, has_warpgroups())
+    compile_plan(plan, out.element_size() == 4)(x, weight, out, launches)
 
 
 def variants() -> tuple[Variant, ...]:
@@ -150,31 +152,30 @@ def variants() -> tuple[Variant, ...]:
         NANO.rank(1),
         NANO.rank(2),
     ]
-    forms = dict.fromkeys(
-        (plan_for(rows, k, tokens), False)
-        for tokens in CAPACITIES
+    shapes = dict.fromkeys(
+        shape
         for rank in ranks
-        for rows, k in (
+        for shape in (
             (rank.kda_in_rows, rank.model.hidden),
             (rank.mla_in_rows, rank.model.hidden),
             (rank.model.hidden, rank.channels),
             (rank.model.vocab // rank.tp, rank.model.hidden),
         )
     )
-    forms |= dict.fromkeys(
-        (plan_for(rows, k, 1), True) for rows, k in ((20480, 7168), (320, 192), (320, 128))
-    )
+    forms = [(form, False) for shape in shapes for form in plans_by_architecture(*shape)]
+    heads = ((20480, 7168), (320, 192), (320, 128))
+    forms += [(form, True) for shape in heads for form in plans_by_architecture(*shape, CAPACITIES[:1])]
     roles = (("x", "activation"), ("weight", "weight"), ("out", "output"), ("launches", "workspace"))
     return tuple(
         Variant(
             op="projection",
             name=f"projection_{plan.name}{'_fp32' if is_fp32 else ''}",
-            architectures=DISPATCHED + COMPILED,
+            architectures=architectures,
             compile=lambda plan=plan, is_fp32=is_fp32: compile_plan(plan, is_fp32),  # type: ignore[misc]
             parameters=roles,
             source="cute/projection.py",
             is_smoke=(plan.rows, plan.k, plan.tokens) == (7168, 1536, 8),
             max_cluster=plan.cluster,
         )
-        for plan, is_fp32 in forms
+        for (plan, architectures), is_fp32 in forms
     )

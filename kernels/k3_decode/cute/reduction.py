@@ -9,6 +9,7 @@ from typing import Any
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32
+
 from k3_decode.cute.instructions import asm
 
 __all__ = ["choose", "lane_slot", "lane_sums", "warp_sum"]

@@ -15,6 +15,7 @@ from typing import Any
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
+
 from k3_decode.cute import instructions as ins
 from k3_decode.cute.row_plan import Place, Plan, row_addresses, shared_layout
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import cutlass.cute as cute
 from cutlass import Int32, Int64
+
 from k3_decode.cute import instructions as ins
 
 __all__ = [

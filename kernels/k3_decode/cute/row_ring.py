@@ -7,6 +7,7 @@ block.
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
+
 from k3_decode.cute import instructions as ins
 from k3_decode.cute.row_plan import STEP, Place, Plan, shared_layout
 from k3_decode.cute.row_stream import (

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
+
 from k3_decode.cute import instructions as ins
 from k3_decode.cute.row_plan import Layout, Place, Plan, shared_layout
 from k3_decode.cute.row_stream import Sums
