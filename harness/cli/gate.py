@@ -135,6 +135,8 @@ def _moves(submissions: "Sequence[Submission]", head: str, repo: Path | None) ->
             tree.close()
         except InputError:
             continue  # what changed is then not known, and everything of that bundle is stale
+        if change.base != plan.change.head:
+            continue  # rebased: a diff from the merge base would miss what the new head took back
         names = {name for f in change.files for name in (f.path, f.old_path) if name is not None}
         moves[plan.change.head] = Move(tuple(sorted(names)), pack.repository_prefix, pack.ops_of_file)
     return moves

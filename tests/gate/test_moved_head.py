@@ -1,0 +1,89 @@
+"""What a moved head leaves of a bundle, read from a real repository."""
+
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.cli import gate as gate_command
+from harness.domain.verdict import Verdict
+from tests.evidence.example_judge import judge
+from tests.evidence.example_run import example_plan, example_policy, write_example
+
+PACK = SimpleNamespace(
+    repository_prefix="kernels/k3_decode/",
+    ops_of_file=lambda path: ("kda_step",) if path.endswith("kda_step.py") else (),
+)
+
+
+def _git(repo: Path, *words: str) -> str:
+    command = ["git", "-C", str(repo), "-c", "user.name=a", "-c", "user.email=a@b", *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _commit(repo: Path, path: str, content: str) -> str:
+    (repo / path).parent.mkdir(parents=True, exist_ok=True)
+    (repo / path).write_text(content)
+    _git(repo, "add", "-A")
+    _git(repo, "commit", "-q", "-m", path)
+    return _git(repo, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    folder = tmp_path / "repo"
+    folder.mkdir()
+    _git(folder, "init", "-q", "-b", "main")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _example(monkeypatch: pytest.MonkeyPatch) -> None:
+    import harness.documents
+    import harness.engines.packs
+
+    monkeypatch.setattr(gate_command, "judge_of", lambda folder: judge)
+    monkeypatch.setattr(gate_command, "replan_of", lambda: None)
+    monkeypatch.setattr(harness.documents, "load_policy", example_policy)
+    monkeypatch.setattr(harness.engines.packs, "load_pack", lambda name: PACK)
+
+
+def _verdict(bundle: Path, head: str, repo: Path | None) -> Verdict:
+    words = [str(bundle), "--policy", "smoke", "--head", head, "--json"]
+    words += ["--repo", str(repo)] if repo is not None else []
+    return Verdict.model_validate_json(CliRunner().invoke(gate_command.app, words).stdout)
+
+
+def _bundle(folder: Path, head: str) -> Path:
+    plan = example_plan(scene="passing")
+    change = plan.change.model_copy(update={"head": head})
+    return write_example(folder, plan.model_copy(update={"change": change}), "passing")
+
+
+def test_the_gate_reads_what_changed_and_keeps_the_evidence_that_survives(repo: Path, tmp_path: Path) -> None:
+    _commit(repo, "README.md", "one")
+    old = _commit(repo, "kernels/k3_decode/cute/router.py", "one")
+    new = _commit(repo, "kernels/k3_decode/cute/kda_step.py", "two")
+    verdict = _verdict(_bundle(tmp_path / "bundle", old), new, repo)
+    stale = {s.check for s in verdict.stale}
+    assert "audit/kda_step/sm_90a" in stale
+    assert "audit/attn_res/sm_90a" not in stale
+    assert [m.stage.value for m in verdict.missing if m.arch == "sm_90a"] == ["audit"]
+
+
+def test_a_rebased_head_ends_all_evidence(repo: Path, tmp_path: Path) -> None:
+    base = _commit(repo, "README.md", "one")
+    old = _commit(repo, "kernels/k3_decode/cute/kda_step.py", "fast")
+    _git(repo, "checkout", "-q", "-b", "again", base)
+    new = _commit(repo, "README.md", "two")  # kda_step is gone, and no diff from the merge base shows it
+    verdict = _verdict(_bundle(tmp_path / "bundle", old), new, repo)
+    assert all(row.passed == 0 for row in verdict.rows)
+
+
+def test_without_a_repository_a_moved_head_ends_all_evidence(repo: Path, tmp_path: Path) -> None:
+    old = _commit(repo, "README.md", "one")
+    verdict = _verdict(_bundle(tmp_path / "bundle", old), "c" * 40, None)
+    assert all(row.passed == 0 for row in verdict.rows)
+    assert "what changed since is not known" in verdict.stale[0].why
