@@ -131,7 +131,7 @@ def _few(rows: int, k: int) -> Tiling:
 
 
 def _many(rows: int, k: int) -> Tiling:
-    """Warpgroups, no measurement: as many blocks of 128 rows as fill the device, K shared by up to 4 of them."""
+    """Warpgroups, no measurement: blocks of 128 rows that fill the device, K shared by up to 4 of them."""
     blocks = -(-rows // 128)
     cluster = next((c for c in (4, 2) if blocks * c <= 132 and k // 64 >= 4 * c), 1)
     return _grouped(2, cluster, min(6, k // 64 // cluster))
