@@ -33,8 +33,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, Int64
+from cutlass import BFloat16, Float32, Int32, Int64, Uint8
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
 from k3_decode.cute import fragments as frag
 from k3_decode.cute import instructions as ins
 from k3_decode.cute.reduction import choose
@@ -66,8 +67,9 @@ class Form(NamedTuple):
     """Requests (in verify, rows of one request) that a block walks over."""
     threads: int
     """128 or 256."""
-    is_ahead: bool
-    """Whether S of the next request is loaded while one is computed (more registers)."""
+    stages: int
+    """How S is read: 0 as it is needed, 1 a request ahead into registers, more: by bulk copies into that many
+    tiles of shared memory, and written back from them (plain decode only)."""
     blocks: int
     """Blocks that an SM must hold, which caps the registers."""
     mode: int
@@ -97,7 +99,7 @@ def _kda(
     split: cutlass.Constexpr,
     steps: cutlass.Constexpr,
     threads: cutlass.Constexpr,
-    is_ahead: cutlass.Constexpr,
+    stages: cutlass.Constexpr,
     mode: cutlass.Constexpr,
     has_bound: cutlass.Constexpr,
 ):
@@ -106,9 +108,10 @@ def _kda(
     warps = threads // 32
     pass_rows = threads // LANES_A_ROW
     warp_columns = DIM // warps
-    # Several steps: weights wait in shared memory, and windows are renewed before the delta rule, to spare
-    # registers.
+    # Several steps: windows are renewed before the delta rule, and weights wait in shared memory where there
+    # is room, to spare registers.
     is_lean = steps > 1
+    is_ring = stages > 1
     lane = tid % 32
     warp = tid // 32
     quad, quarter = lane // 4, lane % 4
@@ -128,11 +131,22 @@ def _kda(
     squares_at = cute.arch.alloc_smem(Float32, steps * warps, 16).toint()
     blocks_at = cute.arch.alloc_smem(Float32, steps * split, 16).toint()
 
+    tile_bytes = own_rows * DIM * 4
+    ring_at = Int32(0)
+    barriers = cute.arch.alloc_smem(Int64, max(stages, 1), 8)
+    if cutlass.const_expr(is_ring):
+        ring_at = cute.arch.get_dyn_smem(Uint8, 128).toint()
+        if tid == 0:
+            for i in cutlass.range_constexpr(stages):
+                cute.arch.mbarrier_init(barriers + i, 1)
+            cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+
     # Constants of the head, before the wait.
     tiles = warp_columns // 8
     decay_words = []
     weights_at = Int32(0)
-    if cutlass.const_expr(is_lean):
+    if cutlass.const_expr(is_lean and not is_ring):
         weights_at = cute.arch.alloc_smem(Float32, DIM * WEIGHT_PITCH // 4, 16).toint()
         weight_from = ins.byte_address(decay_weight) + Int64(head) * (DIM * DIM * 2)
         for i in cutlass.range_constexpr(DIM * DIM * 2 // 16 // threads):
@@ -230,7 +244,14 @@ def _kda(
     )
     lines = [p * pass_rows * DIM * 4 + i * 128 for p in range(passes) for i in range(4)]
     source_at = [state_at + Int64(cutlass.max(source, 0)) * state_bytes + tile_at for source in sources]
-    tile = [frag.load_f32x4(source_at[0] + line) for line in lines]
+    tile = []
+    if cutlass.const_expr(is_ring):
+        slice_at = Int64(head * (DIM * DIM * 4) + rank * tile_bytes)
+        slices_at = [state_at + Int64(cutlass.max(source, 0)) * state_bytes + slice_at for source in sources]
+        for t in cutlass.range_constexpr(min(stages, steps)):
+            _fill(slices_at[t], ring_at + t * tile_bytes, tile_bytes, barriers.toint() + t * 8, tid)
+    else:
+        tile = [frag.load_f32x4(source_at[0] + line) for line in lines]
 
     window_at = ins.byte_address(conv_state)
     slot_bytes = Int64(conv_state.stride[0]) * 2
@@ -248,7 +269,7 @@ def _kda(
         at = value_at_row[i]
         singles.append(_window(home_at, entry_bytes, at, row_bytes, first_row, t, first, mode, single_new[i]))
 
-    if cutlass.const_expr(is_lean):
+    if cutlass.const_expr(is_lean and not is_ring):
         cute.arch.cp_async_wait_group(0)
         cute.arch.sync_threads()
         weight_lane = weights_at + (warp * warp_columns + quad) * WEIGHT_PITCH + quarter * 16
@@ -311,8 +332,14 @@ def _kda(
     # The delta rule, step by step.
     for t in cutlass.range_constexpr(steps):
         ahead = []
-        if cutlass.const_expr(is_ahead and mode == DECODE and t + 1 < steps):
+        if cutlass.const_expr(stages == 1 and mode == DECODE and t + 1 < steps):
             ahead = [frag.load_f32x4(source_at[t + 1] + line) for line in lines]
+        ring_lane = (
+            ring_at + t % max(stages, 1) * tile_bytes + (warp * 4 + part_row) * (DIM * 4) + part_lane * 16
+        )
+        if cutlass.const_expr(is_ring):
+            cute.arch.mbarrier_wait(barriers + t % stages, t // stages % 2)
+            tile = [frag.shared_load_f32x4(ring_lane + line) for line in lines]
         spot = t * DIM * 4 + part_lane * 16
         dots = [Float32(0.0)] * (2 * passes + 1)
         for i in cutlass.range_constexpr(4):
@@ -341,12 +368,27 @@ def _kda(
             keys = frag.shared_load_f32x4(key_at + spot + i * 128)
             for p in cutlass.range_constexpr(passes):
                 tile[p * 4 + i] = _updated(tile[p * 4 + i], factors[p], keys)
-                frag.store_f32x4_if(target_at + lines[p * 4 + i], tile[p * 4 + i], live)
+                if cutlass.const_expr(is_ring):
+                    frag.shared_store_f32x4(ring_lane + lines[p * 4 + i], tile[p * 4 + i])
+                else:
+                    frag.store_f32x4_if(target_at + lines[p * 4 + i], tile[p * 4 + i], live)
         square = frag.sum_lanes([square], (16, 8))[0]
         if lane == 0:
             ins.shared_store_f32(squares_at + (t * warps + warp) * 4, square)
-        if cutlass.const_expr(mode == DECODE and t + 1 < steps):
-            if cutlass.const_expr(is_ahead):
+        if cutlass.const_expr(is_ring):
+            # The tile goes back by a bulk copy; the stage of the step before, read out by now, is filled anew.
+            cute.arch.fence_proxy("async.shared", space="cta")
+            cute.arch.sync_threads()
+            back_at = state_at + Int64(targets[t]) * state_bytes + slice_at
+            frag.bulk_store_if(back_at, ring_at + t % stages * tile_bytes, tile_bytes, live * Int32(tid == 0))
+            cute.arch.cp_async_bulk_commit_group()
+            if cutlass.const_expr(t >= 1 and t - 1 + stages < steps):
+                cute.arch.cp_async_bulk_wait_group(1, read=True)
+                spare = (t - 1) % stages
+                filled_at = slices_at[t - 1 + stages]
+                _fill(filled_at, ring_at + spare * tile_bytes, tile_bytes, barriers.toint() + spare * 8, tid)
+        elif cutlass.const_expr(mode == DECODE and t + 1 < steps):
+            if cutlass.const_expr(stages == 1):
                 tile = ahead
             else:
                 tile = [frag.load_f32x4(source_at[t + 1] + line) for line in lines]
@@ -394,6 +436,8 @@ def _kda(
         out_at = ins.byte_address(out) + Int64(pair_rows[i]) * out.stride[0] * 2
         is_mine = Int32(tid + i * threads < final_pairs) * frag.pick(insides, t)
         frag.store_word_if(out_at + Int64(head * DIM + pair_columns[i]) * 2, word, is_mine)
+    if cutlass.const_expr(is_ring):
+        cute.arch.cp_async_bulk_wait_group(0)
     if tid + rank + head + group == 0:
         ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
 
@@ -402,9 +446,16 @@ Quad = tuple[Float32, Float32, Float32, Float32]
 Pairs = list[tuple[Int32, Int32]]
 
 
+def _fill(from_at: Int64, to: Int32, size: int, barrier_at: Int32, tid: Int32) -> None:
+    """Thread 0 starts the copy of one tile of S and tells its barrier how much comes."""
+    is_first = Int32(tid == 0)
+    frag.expect_bytes_if(barrier_at, Int32(size), is_first)
+    frag.bulk_load_if(to, from_at, Int32(size), barrier_at, is_first)
+
+
 def _taps(address: Int64, tap_bytes: Int64) -> list[Quad]:
     """Conv weights of four channels, oldest tap first."""
-    return [ins.load_weight_f32(address + tap_bytes * i) for i in range(4)]  # type: ignore[misc]
+    return [ins.load_weight_f32(address + tap_bytes * i) for i in range(4)]
 
 
 def _window(
@@ -448,7 +499,7 @@ def _convolved(inputs: Pairs, taps: list[Quad]) -> Quad:
     for words, tap in zip(inputs, taps, strict=True):
         values = [half for word in words for half in (ins.low_half(word), ins.high_half(word))]
         sums = [s + v * w for s, v, w in zip(sums, values, tap, strict=True)]
-    return tuple(u * frag.sigmoid(u) for u in sums)  # type: ignore[return-value]
+    return tuple(u * frag.sigmoid(u) for u in sums)
 
 
 def _decay(shifted: Float32, rate: Float32, lower_bound: Float32, has_bound: bool) -> Float32:
@@ -465,7 +516,7 @@ def _decay(shifted: Float32, rate: Float32, lower_bound: Float32, has_bound: boo
 
 
 def _decayed(values: Quad, decays: Quad) -> Quad:
-    return tuple(s * a for s, a in zip(values, decays, strict=True))  # type: ignore[return-value]
+    return tuple(s * a for s, a in zip(values, decays, strict=True))
 
 
 def _dot(left: Quad, right: Quad) -> Float32:
@@ -476,7 +527,7 @@ def _dot(left: Quad, right: Quad) -> Float32:
 
 
 def _updated(values: Quad, weighted: Float32, keys: Quad) -> Quad:
-    return tuple(s + weighted * k for s, k in zip(values, keys, strict=True))  # type: ignore[return-value]
+    return tuple(s + weighted * k for s, k in zip(values, keys, strict=True))
 
 
 @cute.jit
@@ -499,7 +550,7 @@ def _launch(
     split: cutlass.Constexpr,
     steps: cutlass.Constexpr,
     threads: cutlass.Constexpr,
-    is_ahead: cutlass.Constexpr,
+    stages: cutlass.Constexpr,
     blocks: cutlass.Constexpr,
     mode: cutlass.Constexpr,
     has_bound: cutlass.Constexpr,
@@ -507,11 +558,12 @@ def _launch(
     groups = (packed.shape[0] + steps - 1) // steps
     _kda(
         packed, conv_weight, decay_weight, a_log, dt_bias, norm_weight, conv_state, state, slots, accepted,
-        out, launches, lower_bound, eps, split, steps, threads, is_ahead, mode, has_bound,
+        out, launches, lower_bound, eps, split, steps, threads, stages, mode, has_bound,
     ).launch(
         grid=(split, a_log.shape[0], groups),
         block=(threads, 1, 1),
         cluster=(split, 1, 1),
+        smem=stages * (DIM // split * DIM * 4) + 128 if stages > 1 else 0,
         min_blocks_per_mp=blocks,
         preferred_smem_carveout=CARVEOUT,
         stream=stream,
@@ -561,12 +613,12 @@ def form_of(requests: int, rows: int, heads: int, has_bound: bool, has_accepted:
     pairs = requests * heads
     if rows > 1:
         mode = VERIFY_ACCEPTED if has_accepted else VERIFY
-        return Form(8 if pairs <= 24 else 4, rows, 128, False, 3, mode, has_bound)
+        return Form(8 if pairs <= 24 else 4, rows, 128, 0, 3, mode, has_bound)
     if pairs < 256:
-        return Form(4 if pairs <= 48 else 2, 1, 128, False, 3, DECODE, has_bound)
+        return Form(4 if pairs <= 48 else 2, 1, 128, 0, 3, DECODE, has_bound)
     if pairs < 512:
-        return Form(2, 3, 128, True, 2, DECODE, has_bound)
-    return Form(1, 1, 256, False, 2, DECODE, has_bound)
+        return Form(2, 3, 128, 1, 2, DECODE, has_bound)
+    return Form(1, 1, 256, 0, 2, DECODE, has_bound)
 
 
 def kda_step(
@@ -608,8 +660,9 @@ def kda_step(
 
 def name_of(form: Form) -> str:
     mode = ("decode", "verify", "accepted")[form.mode]
-    size = f"c{form.split}_t{form.steps}_{form.threads}{'_ahead' if form.is_ahead else ''}_b{form.blocks}"
-    return f"kda_step_{size}_{mode}{'' if form.has_bound else '_softplus'}"
+    reads = ("", "_ahead")[form.stages] if form.stages < 2 else f"_ring{form.stages}"
+    size = f"c{form.split}_t{form.steps}_{form.threads}"
+    return f"kda_step_{size}{reads}_b{form.blocks}_{mode}{'' if form.has_bound else '_softplus'}"
 
 
 def variants() -> tuple[Variant, ...]:
@@ -619,10 +672,10 @@ def variants() -> tuple[Variant, ...]:
         ("dt_bias", "weight"), ("norm_weight", "weight"), ("conv_state", "state"), ("state", "state"),
         ("slots", "index"), ("accepted", "index"), ("out", "output"), ("launches", "workspace"),
     )  # fmt: skip
-    shapes = ((4, 1, 128, False, 3), (2, 1, 128, False, 3), (2, 3, 128, True, 2), (1, 1, 256, False, 2))
+    shapes = ((4, 1, 128, 0, 3), (2, 1, 128, 0, 3), (2, 3, 128, 1, 2), (1, 1, 256, 0, 2))
     forms = [Form(*shape, DECODE, has_bound) for shape in shapes for has_bound in (True, False)]
     forms += [
-        Form(split, rows, 128, False, 3, mode, True)
+        Form(split, rows, 128, 0, 3, mode, True)
         for mode in (VERIFY_ACCEPTED, VERIFY)
         for split in (8, 4)
         for rows in range(2, MAX_ROWS + 1)
@@ -635,7 +688,7 @@ def variants() -> tuple[Variant, ...]:
             compile=lambda form=form: _compile(form),  # type: ignore[misc]
             parameters=roles,
             source="cute/kda_step.py",
-            is_smoke=form == (4, 1, 128, False, 3, DECODE, True),
+            is_smoke=form == (4, 1, 128, 0, 3, DECODE, True),
             max_cluster=form.split,
         )
         for form in forms

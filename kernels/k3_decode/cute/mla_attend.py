@@ -32,6 +32,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64, Uint8
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
 from k3_decode.cute import fragments as frag
 from k3_decode.cute import instructions as ins
 from k3_decode.cute.row_stream import CARVEOUT
@@ -387,8 +388,8 @@ def _widen(from_at: Int32, to: Int32, valid: Int32, tid: Int32) -> None:
         is_kept = Int32(token < valid)
         wide = [frag.mask_word(half, is_kept) for word in words for half in frag.widen_fp8(word)]
         spot = to + token * PITCH + part * 32
-        ins.shared_store(spot, tuple(wide[:4]))  # type: ignore[arg-type]
-        ins.shared_store(spot + 16, tuple(wide[4:]))  # type: ignore[arg-type]
+        ins.shared_store(spot, tuple(wide[:4]))
+        ins.shared_store(spot + 16, tuple(wide[4:]))
 
 
 def _scores(queries: list[ins.Words], keys_at: Int32) -> list[Float32]:
@@ -398,7 +399,7 @@ def _scores(queries: list[ins.Words], keys_at: Int32) -> list[Float32]:
         b = ins.load_matrix(keys_at + j * 64)
         for step in range(2):
             chain = (2 * j + step) % 3
-            chains[chain] = ins.mma_bf16(queries[2 * j + step], (b[2 * step], b[2 * step + 1]), chains[chain])  # type: ignore[assignment]
+            chains[chain] = ins.mma_bf16(queries[2 * j + step], (b[2 * step], b[2 * step + 1]), chains[chain])
     return [x + y + z for x, y, z in zip(*chains, strict=True)]
 
 

@@ -32,6 +32,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64, Uint8
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
 from k3_decode.cute import fragments as frag
 from k3_decode.cute import instructions as ins
 from k3_decode.cute.row_stream import CARVEOUT
@@ -178,15 +179,15 @@ def _query(
             for k in range(NOPE // 32)
         ]
         for m in cutlass.range_constexpr(row_tiles):
-            sums = (Float32(0.0), Float32(0.0), Float32(0.0), Float32(0.0))
+            latents = (Float32(0.0), Float32(0.0), Float32(0.0), Float32(0.0))
             for k in cutlass.range_constexpr(NOPE // 16):
                 a = ins.load_matrix(nope_at + (m * 16 + lane % 16) * NOPE_PITCH + k * 32 + lane // 16 * 16)
                 b = uk_words[k // 2]
-                sums = ins.mma_bf16(a, (b[k % 2 * 2], b[k % 2 * 2 + 1]), sums)
+                latents = ins.mma_bf16(a, (b[k % 2 * 2], b[k % 2 * 2 + 1]), latents)
             column = head * (LATENT + ROPE) + rank * OWN_COLUMNS + warp * 8 + quarter * 2
             for half in cutlass.range_constexpr(2):
                 row = first_row + m * 16 + half * 8 + quad
-                word = ins.pack_halves(sums[2 * half], sums[2 * half + 1])
+                word = ins.pack_halves(latents[2 * half], latents[2 * half + 1])
                 latent_at = query_at + Int64(row) * token_bytes + Int64(column) * 2
                 frag.store_word_if(latent_at, word, Int32(row <= last_row))
     else:
@@ -253,7 +254,7 @@ def _floats(words: ins.Words) -> list[Float32]:
 
 
 def _bf16_words(values: list[Float32]) -> ins.Words:
-    return tuple(ins.pack_halves(values[i], values[i + 1]) for i in range(0, 8, 2))  # type: ignore[return-value]
+    return tuple(ins.pack_halves(values[i], values[i + 1]) for i in range(0, 8, 2))
 
 
 def _fp8_words(values: list[Float32], inverse_scale: Float32) -> tuple[Int32, Int32]:

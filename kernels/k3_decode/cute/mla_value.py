@@ -29,6 +29,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64, Uint8
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
 from k3_decode.cute import fragments as frag
 from k3_decode.cute import instructions as ins
 from k3_decode.cute.row_stream import CARVEOUT
@@ -262,7 +263,7 @@ def _added(merged: list[Float32], words: ins.Words, weight: Float32) -> list[Flo
 
 def _scaled_words(merged: list[Float32], scale: Float32) -> ins.Words:
     scaled = [m * scale for m in merged]
-    return tuple(ins.pack_halves(scaled[i], scaled[i + 1]) for i in range(0, 8, 2))  # type: ignore[return-value]
+    return tuple(ins.pack_halves(scaled[i], scaled[i + 1]) for i in range(0, 8, 2))
 
 
 @cute.jit

@@ -35,6 +35,8 @@ SYNCHRONISATION = (
     "cp_async_commit_group",
     "cp_async_wait_group",
     "fence_proxy",
+    "cp_async_bulk_commit_group",
+    "cp_async_bulk_wait_group",
 )
 """What does nothing here: every statement is a barrier."""
 
@@ -45,7 +47,7 @@ class _Tensor:
     def __init__(self, value: torch.Tensor, index: int) -> None:
         self.shape, self.stride = tuple(value.shape), tuple(value.stride())
         storage = value.untyped_storage()
-        flat = torch.tensor([], dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+        flat = torch.tensor([], dtype=torch.uint8).set_(storage)
         self.bytes: Array = flat.numpy()
         self.base = ((index + 1) << 44) + value.storage_offset() * value.element_size()
 
@@ -138,6 +140,24 @@ class Lockstep:
         assert (offset[active] % min(size, 16) == 0).all(), "unaligned shared store"
         self.shared[block[active][:, None], offset[active][:, None] + np.arange(size)] = data[active]
 
+    def bulk(self, shared: Any, address: Any, size: int, condition: Any, *, is_load: bool) -> None:
+        """Copies of `size` bytes by single threads between device and shared memory."""
+        assert size % 16 == 0, "a bulk copy moves a multiple of 16 bytes"
+        active = self.masks[-1] & (self._spread(condition, np.int64) != 0)
+        block, offset = self._places(shared)
+        at = self._spread(address, np.int64)
+        for thread in np.flatnonzero(active):
+            memory = self.tensors[int(at[thread] >> 44) - 1].bytes
+            start, place = int(at[thread] & ((1 << 44) - 1)), int(offset[thread])
+            assert start % 16 == 0, "unaligned bulk copy"
+            assert place % 16 == 0, "unaligned bulk copy in shared memory"
+            if start < 0 or start + size > len(memory) or place + size > self.shared_used:
+                raise IndexError(f"bulk copy outside: {start} + {size}, shared {place}")
+            if is_load:
+                self.shared[block[thread], place : place + size] = memory[start : start + size]
+            else:
+                memory[start : start + size] = self.shared[block[thread], place : place + size]
+
     def allocate(self, size: int, alignment: int) -> int:
         start = -(-self.shared_used // alignment) * alignment
         self.shared_used = start + size
@@ -169,7 +189,8 @@ def _bf16_bits(value: Any) -> Array:
 
 def _e4m3(values: Sequence[Array]) -> Array:
     stacked = np.stack([np.clip(v, -448, 448) for v in values], axis=1).astype(np.float32)
-    return torch.from_numpy(stacked).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+    result: Array = torch.from_numpy(stacked).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+    return result
 
 
 def _namespaces(run: Lockstep) -> dict[str, Any]:
@@ -198,7 +219,9 @@ def _namespaces(run: Lockstep) -> dict[str, Any]:
         return (_u32(word) & np.uint32(0xFFFF0000)).view(np.float32)
 
     def pack(low: Any, high: Any) -> Array:
-        return _bf16_bits(np.broadcast_to(low, (count,))) | _bf16_bits(np.broadcast_to(high, (count,))) << 16
+        lower, upper = np.broadcast_to(low, (count,)), np.broadcast_to(high, (count,))
+        word: Array = _bf16_bits(lower) | _bf16_bits(upper) << 16
+        return word
 
     def matrix(address: Any, is_transposed: bool) -> tuple[Array, ...]:
         rows = run.shared_load(address, 16).view(np.uint16).reshape(-1, 4, 8, 8)
@@ -253,10 +276,10 @@ def _namespaces(run: Lockstep) -> dict[str, Any]:
         )
 
     def bulk(shared: Any, address: Any, size: int, barrier: Any, condition: Any) -> None:
-        active = np.broadcast_to(condition, (count,)) != 0
-        run.masks.append(run.masks[-1] & active)
-        run.shared_store(shared, run.load(address, int(size)))
-        run.masks.pop()
+        run.bulk(shared, address, int(size), condition, is_load=True)
+
+    def bulk_back(address: Any, shared: Any, size: int, condition: Any) -> None:
+        run.bulk(shared, address, int(size), condition, is_load=False)
 
     def copy_if(shared: Any, address: Any, condition: Any) -> None:
         active = np.broadcast_to(condition, (count,)) != 0
@@ -363,6 +386,7 @@ def _namespaces(run: Lockstep) -> dict[str, Any]:
         expect_bytes_if=lambda *_: None,
         copy_async_if=copy_if,
         bulk_load_if=bulk,
+        bulk_store_if=bulk_back,
     )
 
     def nothing(*_: Any, **__: Any) -> None:
@@ -487,7 +511,7 @@ def run_kernel(
             passed.append(value)
     tree = ast.parse(textwrap.dedent(inspect.getsource(module)))
     wanted = [n for n in tree.body if isinstance(n, (ast.FunctionDef, ast.Assign, ast.AnnAssign))]
-    for node in ast.walk(ast.Module(body=wanted, type_ignores=[])):
+    for node in ast.walk(ast.Module(body=list(wanted), type_ignores=[])):
         if isinstance(node, ast.FunctionDef):
             node.decorator_list, node.returns = [], None
             for argument in (*node.args.args, *node.args.kwonlyargs):

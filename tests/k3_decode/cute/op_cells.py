@@ -71,7 +71,8 @@ def _row_error(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
     a, b = got.double().flatten(1), want.double().flatten(1)
     agree = a == b
     a, b = a.masked_fill(agree & a.isinf(), 0.0), b.masked_fill(agree & b.isinf(), 0.0)
-    return (a - b).norm(dim=1) / b.norm(dim=1).clamp_min(1e-300)
+    ratio: torch.Tensor = (a - b).norm(dim=1) / b.norm(dim=1).clamp_min(1e-300)
+    return ratio
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:

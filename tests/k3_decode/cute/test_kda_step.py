@@ -37,7 +37,7 @@ def run_in_lockstep(form: Form) -> Callable[[Args], None]:
         )
         accepted = slots[:, 0] if args["accepted"] is None else args["accepted"]
         launches = torch.zeros(LAUNCH_SLOTS, dtype=torch.int32)
-        constants = [form.split, form.steps, form.threads, form.is_ahead, form.mode, form.has_bound]
+        constants = [form.split, form.steps, form.threads, form.stages, form.mode, form.has_bound]
         scalars = [args["lower_bound"] or 0.0, args["eps"]]
         heads = args["a_log"].shape[0]  # type: ignore[union-attr]
         run_kernel(
@@ -47,6 +47,7 @@ def run_in_lockstep(form: Form) -> Callable[[Args], None]:
             grid=(form.split, heads, -(-packed.shape[0] // form.steps)),
             cluster=form.split,
             threads=form.threads,
+            dynamic_bytes=form.stages * (128 // form.split) * 512,
         )
         assert launches.tolist() == [0, 0, 1] + [0] * (LAUNCH_SLOTS - 3)
 
@@ -56,15 +57,17 @@ def run_in_lockstep(form: Form) -> Callable[[Args], None]:
 @pytest.mark.parametrize(
     ("tp", "requests", "rows", "regime", "form"),
     [
-        (1, 1, 1, "gaussian", Form(8, 1, 128, False, 3, DECODE, True)),
-        (2, 3, 1, "null_slots", Form(4, 2, 128, True, 3, DECODE, True)),
-        (2, 9, 1, "permuted_slots", Form(1, 8, 256, True, 1, DECODE, True)),
-        (2, 4, 1, "strided_slots", Form(2, 3, 128, False, 3, DECODE, True)),
-        (2, 3, 1, "large", Form(1, 3, 256, False, 2, DECODE, True)),
-        (2, 2, 1, "strided_rows", Form(2, 1, 128, False, 3, DECODE, True)),
-        (2, 2, 3, "partly_accepted", Form(8, 3, 128, False, 3, VERIFY_ACCEPTED, True)),
-        (2, 2, 8, "partly_accepted", Form(4, 8, 128, False, 3, VERIFY_ACCEPTED, True)),
-        (2, 4, 2, "null_slots", Form(4, 2, 128, False, 3, VERIFY_ACCEPTED, True)),
+        (1, 1, 1, "gaussian", Form(8, 1, 128, 0, 3, DECODE, True)),
+        (2, 3, 1, "null_slots", Form(4, 2, 128, 1, 3, DECODE, True)),
+        (2, 9, 1, "permuted_slots", Form(1, 8, 256, 1, 1, DECODE, True)),
+        (2, 4, 1, "strided_slots", Form(2, 3, 128, 0, 3, DECODE, True)),
+        (2, 11, 1, "permuted_slots", Form(1, 6, 256, 3, 1, DECODE, True)),
+        (2, 6, 1, "null_slots", Form(2, 3, 128, 2, 2, DECODE, True)),
+        (2, 3, 1, "large", Form(1, 3, 256, 0, 2, DECODE, True)),
+        (2, 2, 1, "strided_rows", Form(2, 1, 128, 0, 3, DECODE, True)),
+        (2, 2, 3, "partly_accepted", Form(8, 3, 128, 0, 3, VERIFY_ACCEPTED, True)),
+        (2, 2, 8, "partly_accepted", Form(4, 8, 128, 0, 3, VERIFY_ACCEPTED, True)),
+        (2, 4, 2, "null_slots", Form(4, 2, 128, 0, 3, VERIFY_ACCEPTED, True)),
     ],
 )
 def test_the_source_in_lockstep_agrees_with_the_oracle(
@@ -76,12 +79,12 @@ def test_the_source_in_lockstep_agrees_with_the_oracle(
 
 def test_verify_without_accepted_starts_from_the_first_slot() -> None:
     args = {**arguments("kda_step", Cell(CANARY.rank(2), 2, 2)), "accepted": None}
-    require_close("kda_step", args, run_in_lockstep(Form(8, 2, 128, False, 3, VERIFY, True)))
+    require_close("kda_step", args, run_in_lockstep(Form(8, 2, 128, 0, 3, VERIFY, True)))
 
 
 def test_softplus_decay_has_no_bound() -> None:
     args = {**arguments("kda_step", Cell(CANARY.rank(2), 2)), "lower_bound": None}
-    require_close("kda_step", args, run_in_lockstep(Form(8, 1, 128, False, 3, DECODE, False)))
+    require_close("kda_step", args, run_in_lockstep(Form(8, 1, 128, 0, 3, DECODE, False)))
 
 
 @pytest.mark.parametrize("requests", [1, 2, 3, 4, 7, 8, 16, 17, 32, 33, 64])

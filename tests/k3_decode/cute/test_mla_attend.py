@@ -31,6 +31,7 @@ def run_in_lockstep(splits: int) -> Callable[[Args], None]:
         partial_lse = torch.full((splits, tokens, heads), torch.nan)
         launches = torch.zeros(LAUNCH_SLOTS, dtype=torch.int32)
         rows, kv_scale = args["rows"], args["kv_scale"]
+        assert isinstance(rows, int)
         score_scale = args["scale"] * kv_scale * 1.4426950408889634  # type: ignore[operator]
         run_kernel(
             op,
@@ -49,7 +50,7 @@ def run_in_lockstep(splits: int) -> Callable[[Args], None]:
                 is_fp8,
                 op.LOADERS,
             ],
-            grid=(-(-heads * rows // op.PAIRS), splits, lengths.shape[0]),  # type: ignore[operator]
+            grid=(-(-heads * rows // op.PAIRS), splits, lengths.shape[0]),
             cluster=1,
             threads=op.THREADS + 32 * op.LOADERS,
             dynamic_bytes=op._shared_bytes(is_fp8),
