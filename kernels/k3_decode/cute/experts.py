@@ -1,32 +1,35 @@
-"""The routed experts of one rank in one launch: grouping, gate/up, SiTU, down and weighted sum, MXFP4 weights.
+"""The routed experts of one rank in one launch: grouping, gate/up, SiTU, down and weighted sum, MXFP4
+weights.
 
-Scope: sm_90a (run), sm_100a and sm_103a (compiled). Latent and inter widths multiples of 32, at most 1023 experts,
-1 to 64 tokens, `tokens x top_k` at most 1024; ids of one token distinct; an id outside 0..experts-1 is skipped. Weight
-scale bytes 1 to 254 (byte 0 counts as zero, byte 255 is refused by `prepare`). The launch must be able to hold one
-block on every multiprocessor at a time, and at least latent/32 blocks.
+Scope: sm_90a (run), sm_100a and sm_103a (compiled). Latent and inter widths multiples of 32, at most 1023
+experts, 1 to 64 tokens, `tokens x top_k` at most 1024; ids of one token distinct; an id outside
+0..experts-1 is skipped. Weight scale bytes 1 to 254 (byte 0 counts as zero, byte 255 is refused by
+`prepare`). The launch must be able to hold one block on every multiprocessor at a time, and at least
+latent/32 blocks.
 
-Layout: `latent` [B,L] bf16 (row stride a multiple of 8), `ids` int32 and `weights` fp32 [B,k] compact, `out` [B,L]
-bf16. `prepare` reorders the weights once at load (`mxfp4.py`): `w13` per expert and tile of 8 gate + 8 up rows, its
-K slices one after another; `w2` per expert and tile of 16 rows. `workspace` holds the hidden rows (fp16 [B k, I]) and,
-at its start, two counters that are zero between launches (zero it once).
+Layout: `latent` [B,L] bf16 (row stride a multiple of 8), `ids` int32 and `weights` fp32 [B,k] compact,
+`out` [B,L] bf16. `prepare` reorders the weights once at load (`mxfp4.py`): `w13` per expert and tile of 8
+gate + 8 up rows, its K slices one after another; `w2` per expert and tile of 16 rows. `workspace` holds the
+hidden rows (fp16 [B k, I]) and, at its start, two counters that are zero between launches (zero it once).
 
-Schedule: persistent, one block a multiprocessor. Every block groups the tokens by expert. Phase 1: units (expert, up to 8
-of its tokens, tile), one contiguous range a block; 16 warps split K, each streams its own slices by bulk copies
-through its own ring of stages; partial sums meet in shared memory. Phase 2: a block owns 32 output columns for all
-experts; warps split experts and K. The ring runs on into phase 2's weights while the blocks wait for each other.
+Schedule: persistent, one block a multiprocessor. Every block groups the tokens by expert. Phase 1: units
+(expert, up to 8 of its tokens, tile), one contiguous range a block; 16 warps split K, each streams its own
+slices by bulk copies through its own ring of stages; partial sums meet in shared memory. Phase 2: a block
+owns 32 output columns for all experts; warps split experts and K. The ring runs on into phase 2's weights
+while the blocks wait for each other.
 
-Numerics: activations become fp16 after a power-of-two scaling by the largest of the token's slice (exact down to 2^-32
-of it), products and sums fp32, group scales applied in fp32, K slices summed in ascending order. SiTU in fp32 on unrounded
-sums; hidden values are fp16 of 512 h (11 bits from 2^-23 up, absolute error 2^-34 below). The output is the fp32
-sum over experts in a fixed order, rounded once: the same bits in every run. NaN and infinities propagate.
+Numerics: activations become fp16 after a power-of-two scaling by the largest of the token's slice (exact
+down to 2^-32 of it), products and sums fp32, group scales applied in fp32, K slices summed in ascending
+order. SiTU in fp32 on unrounded sums; hidden values are fp16 of 512 h (11 bits from 2^-23 up, absolute
+error 2^-34 below). The output is the fp32 sum over experts in a fixed order, rounded once: the same bits in
+every run. NaN and infinities propagate.
 
-Validation: `tests/k3_decode/cute/test_experts.py` compiles the variants for the three architectures, replays packing,
-decoding, fragment maps and schedule in torch; its GPU tests compare cells with the float64 oracle. sm_100a and
-sm_103a were never run.
+Validation: `tests/k3_decode/cute/test_experts.py` compiles the variants for the three architectures,
+replays packing, decoding, fragment maps and schedule in torch; its GPU tests compare cells with the float64
+oracle. sm_100a and sm_103a were never run.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +37,22 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64, Uint8
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
 from k3_decode.cute import instructions as ins
-from k3_decode.cute import mxfp4, ring
+from k3_decode.cute import mxfp4, ring, token_lists
+from k3_decode.cute.expert_layout import (
+    CAPACITIES,
+    FINISHERS,
+    THREADS,
+    WARPS,
+    Form,
+    PreparedExperts,
+    block_range,
+    capacity_of,
+    prepare,
+    workspace_bytes,
+)
+from k3_decode.cute.token_lists import COLUMNS
 from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
 
 if TYPE_CHECKING:
@@ -45,102 +62,8 @@ __all__ = ["Form", "PreparedExperts", "experts", "prepare", "variants", "workspa
 
 OP_INDEX = 5
 """Place of the op in the launch counters."""
-WARPS = 16
-THREADS = 32 * WARPS
-FINISHERS = 2
-"""Warps that in phase 1 add the K slices of finished tiles and apply SiTU, so that nobody else waits for it."""
-COLUMNS = 8
-"""Tokens of one expert that a matrix instruction takes at once."""
 HIDDEN_EXPONENT = 9
 """Hidden values are stored times 2^9: |SiTU| is at most 100, fp16 ends at 65504."""
-CAPACITIES = (8, 16, 64)
-MAX_CHUNK_GROUPS = 6
-"""Scale groups of K that a warp takes at once in phase 2: 24 registers of activations."""
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """Compile-time constants of one kernel and what follows from them."""
-
-    latent: int
-    inter: int
-    experts: int
-    top_k: int
-    capacity: int
-    """Most tokens of a launch: 8, 16 or 64."""
-    stages: int = 3
-    """Stages of a warp's ring."""
-    buffers: int = 4
-    """Tiles whose partial sums may wait for a finisher."""
-
-    @property
-    def slices(self) -> int:
-        """K slices of phase 1, one a warp."""
-        total = self.latent // mxfp4.GROUP
-        return max(n for n in range(1, WARPS - FINISHERS + 1) if total % n == 0)
-
-    @property
-    def slice_groups(self) -> int:
-        return self.latent // mxfp4.GROUP // self.slices
-
-    @property
-    def tiles(self) -> int:
-        """Tiles of an expert's w13: 8 gate and 8 up rows each."""
-        return self.inter // 8
-
-    @property
-    def chunk_groups(self) -> int:
-        """Scale groups of a phase 2 stage."""
-        total = self.inter // mxfp4.GROUP
-        fits = [g for g in range(1, MAX_CHUNK_GROUPS + 1) if total % g == 0 and (total // g).bit_count() == 1]
-        return max(fits)
-
-    @property
-    def chunks(self) -> int:
-        """Phase 2 stages along K."""
-        return self.inter // mxfp4.GROUP // self.chunk_groups
-
-    @property
-    def columns(self) -> int:
-        """Tiles of 16 output columns a block owns."""
-        return 2 if self.latent % 32 == 0 else 1
-
-    @property
-    def k_warps(self) -> int:
-        """Warps that split K in phase 2."""
-        return min(self.chunks, WARPS // self.columns)
-
-    @property
-    def lanes(self) -> int:
-        """Warps that split the experts in phase 2."""
-        return WARPS // self.columns // self.k_warps
-
-    @property
-    def owners(self) -> int:
-        """Blocks that own output columns."""
-        return self.latent // 16 // self.columns
-
-    @property
-    def stage_size(self) -> int:
-        return max(mxfp4.stage_bytes(self.slice_groups), mxfp4.stage_bytes(self.chunk_groups))
-
-    @property
-    def pairs(self) -> int:
-        return self.capacity * self.top_k
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Partial sums of phase 1, then the accumulators of phase 2."""
-        return max(self.buffers * self.slices * 512, WARPS * self.capacity * 64)
-
-    @property
-    def ring_bytes(self) -> int:
-        return WARPS * self.stages * self.stage_size
-
-    @property
-    def shared_bytes(self) -> int:
-        lists = 4 * (4 * self.pairs + 2 * min(self.experts, self.pairs) + self.experts + 32)
-        return self.ring_bytes + self.scratch_bytes + WARPS * self.stages * 8 + lists
 
 
 @cute.kernel
@@ -160,50 +83,33 @@ def _expert_chain(
     blocks, _, _ = cute.arch.grid_dim()
     lane = tid % 32
     warp = cute.arch.make_warp_uniform(tid // 32)
-    row, quarter = lane // 4, lane % 4
+    row = lane // 4
     tokens = ids.shape[0]
     chunk_groups, slice_groups = form.chunk_groups, form.slice_groups
     size_1, size_2 = mxfp4.stage_bytes(slice_groups), mxfp4.stage_bytes(chunk_groups)
-    active_limit = min(form.experts, form.pairs)
+    lists = form.lists
 
     base = cute.arch.get_dyn_smem(Uint8, 128).toint()
     ring_at = base + warp * (form.stages * form.stage_size)
     scratch_at = base + form.ring_bytes
     bars_at = scratch_at + form.scratch_bytes + warp * (form.stages * 8)
-    experts_at = scratch_at + form.scratch_bytes + WARPS * form.stages * 8
-    starts_at = experts_at + 4 * active_limit
-    items_at = starts_at + 4 * active_limit
-    sorted_at = items_at + 4 * form.pairs
-    shares_at = sorted_at + 4 * form.pairs
-    counts_at = shares_at + 4 * form.pairs
-    sums_at = counts_at + 4 * form.experts
+    lists_at = scratch_at + form.scratch_bytes + WARPS * form.stages * 8
 
     if lane == 0:
         ring.make_barriers(bars_at, form.stages)
-    for e in cutlass.range_constexpr((form.experts + THREADS - 1) // THREADS):
-        if tid + e * THREADS < form.experts:
-            ring.store_shared(counts_at + (tid + e * THREADS) * 4, Int32(0))
+    token_lists.clear(lists_at, tid, lists)
     cute.arch.sync_threads()
     cute.arch.griddepcontrol_launch_dependents()
     cute.arch.griddepcontrol_wait()
 
-    items, active = Int32(0), Int32(0)
-    if tokens == 1:
-        active = _list_one_token(
-            ids, weights, tid, sums_at, experts_at, starts_at, items_at, sorted_at, shares_at, form
-        )
-        items = active
-    else:
-        items, active = _group_tokens(
-            ids, weights, tid, counts_at, sums_at, experts_at, starts_at, items_at, sorted_at, shares_at, form
-        )
+    items, used = token_lists.build(ids, weights, lists_at, tid, lists)
 
-    # Two groups of experts: phase 2 of the first needs only the first's hidden rows, while the second's arrive.
+    # Two groups of experts: while the second's hidden rows arrive, phase 2 of the first goes on.
     split_item, split_rank = Int32(0), Int32(0)
     if items > 0:
         split_item = items // 2
-        split_item = split_item - (ring.load_shared(items_at + split_item * 4) >> 16)
-        split_rank = ring.load_shared(items_at + split_item * 4) & 0xFFFF
+        split_item = split_item - (ring.load_shared(lists_at + lists.items + split_item * 4) >> 16)
+        split_rank = ring.load_shared(lists_at + lists.items + split_item * 4) & 0xFFFF
     units_a, units_b = split_item * form.tiles, (items - split_item) * form.tiles
     first_a, mine_a = block_range(bid, units_a, blocks)
     first_b, mine_b = block_range(blocks - 1 - bid, units_b, blocks)
@@ -215,11 +121,11 @@ def _expert_chain(
     loops = form.chunks // form.k_warps
     later = Int32(0)
     if bid < form.owners:
-        later = (active - lane_of_experts + form.lanes - 1) // form.lanes * loops
+        later = (used - lane_of_experts + form.lanes - 1) // form.lanes * loops
     w13_at = ins.byte_address(w13) + Int64(warp * size_1)
     w2_at = ins.byte_address(w2) + Int64(((bid * form.columns + column) * form.chunks + k_warp) * size_2)
 
-    # State of the ring's requests: address, tiles left of the item, item, stages left of this group and of the next.
+    # The next request: address, tiles left of the item, item, stages left of this group and of the next.
     item, tile, next_count, next_rest = first_a // form.tiles, first_a % form.tiles, mine_a, mine_b
     if mine_a == 0:
         item, tile, next_count, next_rest = first_b // form.tiles, first_b % form.tiles, mine_b, Int32(0)
@@ -227,16 +133,16 @@ def _expert_chain(
         next_count, next_rest = Int32(0), Int32(0)
     next_at, next_left, next_item, next_step = w13_at, form.tiles - tile, item, Int32(0)
     if next_count > 0:
-        next_at = _tile_address(w13_at, item, tile, items_at, experts_at, form)
+        next_at = _tile_address(w13_at, item, tile, lists_at, form)
     for s in cutlass.range_constexpr(form.stages):
         to, bar = ring_at + s * form.stage_size, bars_at + s * 8
         if next_count > 0:
             next_at, next_left, next_item, next_count, next_rest = _fetch_tile(
                 next_at, next_left, next_item, next_count, next_rest, first_b,
-                w13_at, to, bar, lane, items_at, experts_at, form,
+                w13_at, to, bar, lane, lists_at, form,
             )  # fmt: skip
         elif next_step < later:
-            _fetch_chunk(next_step, lane_of_experts, w2_at, to, bar, lane, experts_at, form)
+            _fetch_chunk(next_step, lane_of_experts, w2_at, to, bar, lane, lists_at, form)
             next_step = next_step + 1
 
     hidden_at = ins.byte_address(workspace) + ring.COUNTER_BYTES
@@ -255,10 +161,7 @@ def _expert_chain(
             if is_new == 1:
                 is_new = Int32(0)
                 if i == 0 or tokens > 1:
-                    start, here = _item_tokens(item, items_at, experts_at, starts_at)
-                    factor_0, factor_1 = _load_slice(
-                        latent, words, start, here, row, quarter, warp, sorted_at, form
-                    )
+                    factor_0, factor_1 = _load_slice(latent, words, item, warp, lane, lists_at, form)
             to, bar = ring_at + stage * form.stage_size, bars_at + stage * 8
             ring.wait(bar, phase)
             codes = _stage_words(to, lane, slice_groups)
@@ -267,10 +170,10 @@ def _expert_chain(
             if next_count > 0:
                 next_at, next_left, next_item, next_count, next_rest = _fetch_tile(
                     next_at, next_left, next_item, next_count, next_rest, first_b,
-                    w13_at, to, bar, lane, items_at, experts_at, form,
+                    w13_at, to, bar, lane, lists_at, form,
                 )  # fmt: skip
             elif next_step < later:
-                _fetch_chunk(next_step, lane_of_experts, w2_at, to, bar, lane, experts_at, form)
+                _fetch_chunk(next_step, lane_of_experts, w2_at, to, bar, lane, lists_at, form)
                 next_step = next_step + 1
             total = _multiply(codes, scales, [words[j] for j in range(slice_groups * 4)], slice_groups)
             buffer = i % form.buffers
@@ -300,13 +203,12 @@ def _expert_chain(
                 if has_published == 0:
                     _publish(counter_at, lane)
                     has_published = Int32(1)
-            start, here = _item_tokens(unit // form.tiles, items_at, experts_at, starts_at)
             buffer = i % form.buffers
             ring.barrier_sync(1 + buffer, members)
             sums = _gather_tile(scratch_at + buffer * (form.slices * 512) + lane * 16, form)
             if i + form.buffers < mine:
                 ring.barrier_arrive(1 + form.buffers + buffer, members)
-            _store_hidden(sums, hidden_at, start, here, unit % form.tiles, row, quarter, sorted_at, form)
+            _store_hidden(sums, hidden_at, unit, lane, lists_at, form)
         if has_published == 0:
             _publish(counter_at, lane)
         _publish(counter_at + 4, lane)
@@ -330,23 +232,16 @@ def _expert_chain(
         if later > 0:
             if lane_of_experts >= split_rank:
                 has_second = _await_second(counter_at, blocks, lane)
-            _load_hidden(
-                hidden_at, ahead, Int32(0), Int32(0), lane_of_experts, k_warp, row, quarter,
-                experts_at, starts_at, sorted_at, form,
-            )  # fmt: skip
+            _load_hidden(ahead, hidden_at, Int32(0), Int32(0), lane_of_experts, k_warp, lane, lists_at, form)
         for i in cutlass.range(later, unroll=1):
             for j in cutlass.range_constexpr(chunk_groups * 4):
                 current[j] = ahead[j]
             if i + 1 < later:
                 if has_second == 0 and lane_of_experts + (i + 1) // loops * form.lanes >= split_rank:
                     has_second = _await_second(counter_at, blocks, lane)
-                _load_hidden(
-                    hidden_at, ahead, i + 1, Int32(0), lane_of_experts, k_warp, row, quarter,
-                    experts_at, starts_at, sorted_at, form,
-                )  # fmt: skip
+                _load_hidden(ahead, hidden_at, i + 1, Int32(0), lane_of_experts, k_warp, lane, lists_at, form)
             rank = lane_of_experts + i // loops * form.lanes
-            count = ring.load_shared(experts_at + rank * 4) >> 16
-            start = ring.load_shared(starts_at + rank * 4)
+            start, count = token_lists.rank_tokens(lists_at, rank, lists)
             ring.wait(bars_at + stage * 8, phase)
             here_at = ring_at + stage * form.stage_size
             codes = _stage_words(here_at, lane, chunk_groups)
@@ -354,36 +249,23 @@ def _expert_chain(
             cute.arch.sync_warp()
             if count <= COLUMNS and next_step < later:
                 _fetch_chunk(
-                    next_step, lane_of_experts, w2_at, here_at, bars_at + stage * 8, lane, experts_at, form
+                    next_step, lane_of_experts, w2_at, here_at, bars_at + stage * 8, lane, lists_at, form
                 )
             total = _multiply(codes, scales, [current[j] for j in range(chunk_groups * 4)], chunk_groups)
-            _accumulate(total, sums_2, start, count, row, quarter, sorted_at, shares_at, form)
+            _accumulate(total, sums_2, start, count, lane, lists_at, form)
             if count > COLUMNS:
                 for block in cutlass.range(1, (count + COLUMNS - 1) // COLUMNS, unroll=1):
-                    _load_hidden(
-                        hidden_at, current, i, block, lane_of_experts, k_warp, row, quarter,
-                        experts_at, starts_at, sorted_at, form,
-                    )  # fmt: skip
+                    _load_hidden(current, hidden_at, i, block, lane_of_experts, k_warp, lane, lists_at, form)
                     codes = _stage_words(here_at, lane, chunk_groups)
                     scales = _stage_scales(here_at, row, chunk_groups)
                     b = [current[j] for j in range(chunk_groups * 4)]
                     total = _multiply(codes, scales, b, chunk_groups)
-                    place = start + block * COLUMNS
-                    _accumulate(
-                        total,
-                        sums_2,
-                        place,
-                        count - block * COLUMNS,
-                        row,
-                        quarter,
-                        sorted_at,
-                        shares_at,
-                        form,
-                    )
+                    first = block * COLUMNS
+                    _accumulate(total, sums_2, start + first, count - first, lane, lists_at, form)
                 cute.arch.sync_warp()
                 if next_step < later:
                     bar = bars_at + stage * 8
-                    _fetch_chunk(next_step, lane_of_experts, w2_at, here_at, bar, lane, experts_at, form)
+                    _fetch_chunk(next_step, lane_of_experts, w2_at, here_at, bar, lane, lists_at, form)
             next_step = next_step + 1
             stage = stage + 1
             if stage == form.stages:
@@ -418,149 +300,11 @@ def _publish(counter: Int64, lane: Int32):
 
 
 @cute.jit
-def _list_one_token(
-    ids: cute.Tensor,
-    weights: cute.Tensor,
-    tid: Int32,
-    sums_at: Int32,
-    experts_at: Int32,
-    starts_at: Int32,
-    items_at: Int32,
-    sorted_at: Int32,
-    shares_at: Int32,
-    form: cutlass.Constexpr,
-):
-    """The lists of `_group_tokens` for one token, whose experts are distinct: in the order of its ids."""
-    if tid < 32:
-        expert, part = Int32(-1), Float32(0.0)
-        if tid < form.top_k:
-            expert = ins.load_activation_word(ins.byte_address(ids) + Int64(tid) * 4)
-            part = _load_share(ins.byte_address(weights) + Int64(tid) * 4)
-        is_used = expert >= 0 and expert < form.experts
-        used = cute.arch.vote_ballot_sync(is_used)
-        if is_used:
-            rank = cute.arch.popc(used & ((1 << tid) - 1))
-            ring.store_shared(experts_at + rank * 4, expert | (1 << 16))
-            ring.store_shared(starts_at + rank * 4, tid)
-            ring.store_shared(items_at + rank * 4, rank)
-            ring.store_shared(sorted_at + tid * 4, tid)
-            ins.shared_store_f32(shares_at + tid * 4, part)
-        if tid == 0:
-            ring.store_shared(sums_at, cute.arch.popc(used))
-    cute.arch.sync_threads()
-    return ring.load_shared(sums_at)
-
-
-@cute.jit
-def _group_tokens(
-    ids: cute.Tensor,
-    weights: cute.Tensor,
-    tid: Int32,
-    counts_at: Int32,
-    sums_at: Int32,
-    experts_at: Int32,
-    starts_at: Int32,
-    items_at: Int32,
-    sorted_at: Int32,
-    shares_at: Int32,
-    form: cutlass.Constexpr,
-):
-    """Fill the lists in shared memory: experts in use (id, token count), their first place, items, pairs by expert.
-
-    Returns the number of items (expert, block of 8 tokens) and of experts in use. An item is the expert's rank and
-    the block in the upper half word.
-    """
-    lane, warp = tid % 32, tid // 32
-    pairs = ids.shape[0] * form.top_k
-    share = (form.pairs + THREADS - 1) // THREADS
-    chosen, places, parts = [], [], []
-    for i in cutlass.range_constexpr(share):
-        pair = tid + i * THREADS
-        expert, place, part = Int32(-1), Int32(0), Float32(0.0)
-        if pair < pairs:
-            expert = ins.load_activation_word(ins.byte_address(ids) + Int64(pair) * 4)
-            part = _load_share(ins.byte_address(weights) + Int64(pair) * 4)
-            if expert >= form.experts:
-                expert = Int32(-1)
-            if expert >= 0:
-                place = ins.asm("atom.shared.add.s32 $0, [$1], 1;", "=r,r", [counts_at + expert * 4], [Int32])
-        chosen.append(expert)
-        places.append(place)
-        parts.append(part)
-    cute.arch.sync_threads()
-
-    each = (form.experts + THREADS - 1) // THREADS
-    own, packed = [], Int32(0)
-    for j in cutlass.range_constexpr(each):
-        count = Int32(0)
-        if tid * each + j < form.experts:
-            count = ring.load_shared(counts_at + (tid * each + j) * 4)
-        own.append(count)
-        packed = packed + count + (((count + COLUMNS - 1) // COLUMNS) << 11) + (cutlass.min(count, 1) << 22)
-    scanned = packed
-    for step in cutlass.range_constexpr(5):
-        scanned = ring.add_from_below(scanned, 1 << step)
-    if lane == 31:
-        ring.store_shared(sums_at + warp * 4, scanned)
-    cute.arch.sync_threads()
-    whole = Int32(0)
-    if lane < WARPS:
-        whole = ring.load_shared(sums_at + lane * 4)
-    below = Int32(0)
-    if lane < warp:
-        below = whole
-    below = ring.warp_add(below)
-    whole = ring.warp_add(whole)
-    before = below + scanned - packed
-    place, item, rank = before & 0x7FF, (before >> 11) & 0x7FF, (before >> 22) & 0x3FF
-    for j in cutlass.range_constexpr(each):
-        count = own[j]
-        if count > 0:
-            expert = tid * each + j
-            ring.store_shared(experts_at + rank * 4, expert | (count << 16))
-            ring.store_shared(starts_at + rank * 4, place)
-            ring.store_shared(counts_at + expert * 4, place | (count << 16))
-            blocks = (count + COLUMNS - 1) // COLUMNS
-            for b in cutlass.range(blocks, unroll=1):
-                ring.store_shared(items_at + (item + b) * 4, rank | (b << 16))
-            place, item, rank = place + count, item + blocks, rank + 1
-    cute.arch.sync_threads()
-    for i in cutlass.range_constexpr(share):
-        if chosen[i] >= 0:
-            to = (ring.load_shared(counts_at + chosen[i] * 4) & 0xFFFF) + places[i]
-            ring.store_shared(sorted_at + to * 4, tid + i * THREADS)
-            ins.shared_store_f32(shares_at + to * 4, parts[i])
-    cute.arch.sync_threads()
-    items, active = (whole >> 11) & 0x7FF, (whole >> 22) & 0x3FF
-    if items > active:
-        # An expert has more than one block of tokens: all blocks of the grid must cut it the same way.
-        ranks = []
-        for i in cutlass.range_constexpr(share):
-            to = Int32(0)
-            if chosen[i] >= 0:
-                entry = ring.load_shared(counts_at + chosen[i] * 4)
-                to = entry & 0xFFFF
-                for other in cutlass.range(entry >> 16, unroll=1):
-                    if ring.load_shared(sorted_at + ((entry & 0xFFFF) + other) * 4) < tid + i * THREADS:
-                        to = to + 1
-            ranks.append(to)
-        cute.arch.sync_threads()
-        for i in cutlass.range_constexpr(share):
-            if chosen[i] >= 0:
-                ring.store_shared(sorted_at + ranks[i] * 4, tid + i * THREADS)
-                ins.shared_store_f32(shares_at + ranks[i] * 4, parts[i])
-        cute.arch.sync_threads()
-    return items, active
-
-
-@cute.jit
-def _tile_address(
-    w13_at: Int64, item: Int32, tile: Int32, items_at: Int32, experts_at: Int32, form: cutlass.Constexpr
-):
+def _tile_address(w13_at: Int64, item: Int32, tile: Int32, lists_at: Int32, form: cutlass.Constexpr):
     """Where this warp's slice of a tile of the item's expert lies."""
-    rank = ring.load_shared(items_at + item * 4) & 0xFFFF
-    expert = ring.load_shared(experts_at + rank * 4) & 0xFFFF
-    return w13_at + Int64(expert * form.tiles + tile) * (form.slices * mxfp4.stage_bytes(form.slice_groups))
+    rank = ring.load_shared(lists_at + form.lists.items + item * 4) & 0xFFFF
+    place = token_lists.expert_of(lists_at, rank) * form.tiles + tile
+    return w13_at + Int64(place) * (form.slices * mxfp4.stage_bytes(form.slice_groups))
 
 
 @cute.jit
@@ -575,8 +319,7 @@ def _fetch_tile(
     to: Int32,
     bar: Int32,
     lane: Int32,
-    items_at: Int32,
-    experts_at: Int32,
+    lists_at: Int32,
     form: cutlass.Constexpr,
 ):
     """Ask for the phase 1 stage at `at`; returns the state of the requests after it."""
@@ -592,11 +335,11 @@ def _fetch_tile(
         left = form.tiles - first_b % form.tiles
         count = rest
         rest = Int32(0)
-        at = _tile_address(w13_at, item, form.tiles - left, items_at, experts_at, form)
+        at = _tile_address(w13_at, item, form.tiles - left, lists_at, form)
     elif left == 0 and count > 0:
         item = item + 1
         left = Int32(form.tiles)
-        at = _tile_address(w13_at, item, Int32(0), items_at, experts_at, form)
+        at = _tile_address(w13_at, item, Int32(0), lists_at, form)
     return at, left, item, count, rest
 
 
@@ -608,7 +351,7 @@ def _fetch_chunk(
     to: Int32,
     bar: Int32,
     lane: Int32,
-    experts_at: Int32,
+    lists_at: Int32,
     form: cutlass.Constexpr,
 ):
     """Ask for stage `step` of this warp's phase 2 sequence."""
@@ -616,21 +359,10 @@ def _fetch_chunk(
     loops = form.chunks // form.k_warps
     if lane == 0:
         rank = lane_of_experts + step // loops * form.lanes
-        expert = ring.load_shared(experts_at + rank * 4) & 0xFFFF
-        at = w2_at + Int64(expert) * (form.latent // 16 * form.chunks * size)
+        at = w2_at + Int64(token_lists.expert_of(lists_at, rank)) * (form.latent // 16 * form.chunks * size)
         at = at + step % loops * (form.k_warps * size)
         ring.expect(bar, size)
         ins.bulk_load(to, at, Int32(size), bar)
-
-
-@cute.jit
-def _item_tokens(item: Int32, items_at: Int32, experts_at: Int32, starts_at: Int32):
-    """First place in the sorted pairs and number of tokens of an item."""
-    packed = ring.load_shared(items_at + item * 4)
-    rank, block = packed & 0xFFFF, packed >> 16
-    count = ring.load_shared(experts_at + rank * 4) >> 16
-    start = ring.load_shared(starts_at + rank * 4) + block * COLUMNS
-    return start, cutlass.min(count - block * COLUMNS, COLUMNS)
 
 
 def _gather_tile(sums_at: Int32, form: Form) -> list[Float32]:
@@ -646,22 +378,16 @@ def _gather_tile(sums_at: Int32, form: Form) -> list[Float32]:
 
 @cute.jit
 def _store_hidden(
-    sums: Any,
-    hidden_at: Int64,
-    start: Int32,
-    here: Int32,
-    tile: Int32,
-    row: Int32,
-    quarter: Int32,
-    sorted_at: Int32,
-    form: cutlass.Constexpr,
+    sums: Any, hidden_at: Int64, unit: Int32, lane: Int32, lists_at: Int32, form: cutlass.Constexpr
 ):
     """SiTU of a tile's sums: 8 hidden values of up to 8 pairs."""
+    start, here = token_lists.item_tokens(lists_at, unit // form.tiles, form.lists)
     for c in cutlass.range_constexpr(2):
-        if quarter * 2 + c < here:
-            pair = ring.load_shared(sorted_at + (start + quarter * 2 + c) * 4)
+        slot = lane % 4 * 2 + c
+        if slot < here:
+            pair = token_lists.pair_at(lists_at, start + slot, form.lists)
             value = ring.situ(sums[c], sums[2 + c]) * float(2**HIDDEN_EXPONENT)
-            to = hidden_at + (Int64(pair) * form.inter + tile * 8 + row) * 2
+            to = hidden_at + (Int64(pair) * form.inter + unit % form.tiles * 8 + lane // 4) * 2
             ins.asm("{ .reg .b16 h; cvt.rn.f16.f32 h, $1; st.global.b16 [$0], h; }", "l,f", [to, value])
 
 
@@ -669,22 +395,23 @@ def _store_hidden(
 def _load_slice(
     latent: cute.Tensor,
     words: cute.Tensor,
-    start: Int32,
-    here: Int32,
-    row: Int32,
-    quarter: Int32,
+    item: Int32,
     warp: Int32,
-    sorted_at: Int32,
+    lane: Int32,
+    lists_at: Int32,
     form: cutlass.Constexpr,
 ):
-    """This warp's K slice of up to 8 tokens as fp16 fragments, and the factors of the lane's two output columns."""
-    count = form.slice_groups * 4
+    """This warp's K slice of an item's tokens as fp16 fragments; returns the factors of the lane's two
+    columns.
+    """
+    row, quarter = lane // 4, lane % 4
+    start, here = token_lists.item_tokens(lists_at, item, form.lists)
     at = ins.byte_address(latent)
     if row < here:
-        pair = ring.load_shared(sorted_at + (start + row) * 4)
+        pair = token_lists.pair_at(lists_at, start + row, form.lists)
         at = at + Int64(_token_of(pair, form.top_k)) * latent.stride[0] * 2
     at = at + Int64(warp * (form.slice_groups * 64) + quarter * 16)
-    raw = []
+    raw: list[Int32] = []
     for g in cutlass.range_constexpr(form.slice_groups):
         raw.extend(ring.load_if(at + g * 64, row < here))
     largest = Int32(0)
@@ -698,7 +425,7 @@ def _load_slice(
     largest = cutlass.max(largest, cute.arch.shuffle_sync_bfly(largest, 2))
     exponent = cutlass.max(largest >> 7, 15)
     scale = ring.as_float((268 - exponent) << 23)
-    for j in cutlass.range_constexpr(count):
+    for j in cutlass.range_constexpr(form.slice_groups * 4):
         low, high = ins.low_half(raw[j]) * scale, ins.high_half(raw[j]) * scale
         words[j] = ins.asm("cvt.rn.f16x2.f32 $0, $1, $2;", "=r,f,f", [high, low], [Int32], is_pure=True)
     back = ring.as_float(exponent << 23)
@@ -707,30 +434,27 @@ def _load_slice(
 
 @cute.jit
 def _load_hidden(
-    hidden_at: Int64,
     words: cute.Tensor,
+    hidden_at: Int64,
     step: Int32,
     block: Int32,
     lane_of_experts: Int32,
     k_warp: Int32,
-    row: Int32,
-    quarter: Int32,
-    experts_at: Int32,
-    starts_at: Int32,
-    sorted_at: Int32,
+    lane: Int32,
+    lists_at: Int32,
     form: cutlass.Constexpr,
 ):
     """Fragments of up to 8 hidden rows of the expert at step `step` of this warp's phase 2 sequence."""
     loops = form.chunks // form.k_warps
     rank = lane_of_experts + step // loops * form.lanes
     chunk = k_warp + step % loops * form.k_warps
-    count = ring.load_shared(experts_at + rank * 4) >> 16
-    slot = block * COLUMNS + row
+    start, count = token_lists.rank_tokens(lists_at, rank, form.lists)
+    slot = block * COLUMNS + lane // 4
     at = hidden_at
     if slot < count:
-        pair = ring.load_shared(sorted_at + (ring.load_shared(starts_at + rank * 4) + slot) * 4)
+        pair = token_lists.pair_at(lists_at, start + slot, form.lists)
         at = hidden_at + Int64(pair) * (form.inter * 2)
-    at = at + Int64(chunk * (form.chunk_groups * 64) + quarter * 16)
+    at = at + Int64(chunk * (form.chunk_groups * 64) + lane % 4 * 16)
     for g in cutlass.range_constexpr(form.chunk_groups):
         loaded = ring.load_if(at + g * 64, slot < count)
         for j in cutlass.range_constexpr(4):
@@ -743,20 +467,18 @@ def _accumulate(
     sums_at: Int32,
     start: Int32,
     count: Int32,
-    row: Int32,
-    quarter: Int32,
-    sorted_at: Int32,
-    shares_at: Int32,
+    lane: Int32,
+    lists_at: Int32,
     form: cutlass.Constexpr,
 ):
     """Add the router's share of 16 rows x up to 8 tokens to the warp's sums [token, 16]."""
     for c in cutlass.range_constexpr(2):
-        slot = quarter * 2 + c
+        slot = lane % 4 * 2 + c
         if slot < count:
-            pair = ring.load_shared(sorted_at + (start + slot) * 4)
-            share = ins.shared_load_f32(shares_at + (start + slot) * 4)
+            token = _token_of(token_lists.pair_at(lists_at, start + slot, form.lists), form.top_k)
+            share = token_lists.share_at(lists_at, start + slot, form.lists)
             share = share * float(2.0 ** (mxfp4.CODE_EXPONENT - HIDDEN_EXPONENT))
-            to = sums_at + (_token_of(pair, form.top_k) * 16 + row) * 4
+            to = sums_at + (token * 16 + lane // 4) * 4
             ins.shared_store_f32(to, ins.shared_load_f32(to) + share * total[c])
             ins.shared_store_f32(to + 32, ins.shared_load_f32(to + 32) + share * total[2 + c])
     cute.arch.sync_warp()
@@ -787,11 +509,6 @@ def _write_columns(
 def _token_of(pair: Int32, top_k: int) -> Int32:
     """The token of a pair (token, place)."""
     return pair >> (top_k.bit_length() - 1) if top_k.bit_count() == 1 else pair // top_k
-
-
-def _load_share(address: Int64) -> Float32:
-    """A router weight."""
-    return ins.asm("ld.global.f32 $0, [$1];", "=f,l", [address], [Float32])
 
 
 def _stage_words(at: Int32, lane: Int32, groups: int) -> list[Int32]:
@@ -884,60 +601,6 @@ def _compile(form: Form) -> Callable[..., None]:
         options="--enable-tvm-ffi",
     )  # fmt: skip
     return compiled
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedExperts:
-    """One layer's routed experts in the kernel's order."""
-
-    w13: "torch.Tensor"
-    w2: "torch.Tensor"
-    latent: int
-    inter: int
-    experts: int
-
-
-def prepare(
-    *, w13: "torch.Tensor", w13_scale: "torch.Tensor", w2: "torch.Tensor", w2_scale: "torch.Tensor"
-) -> PreparedExperts:
-    """Reorder one layer's weights (as `ops/experts.py` states them), some experts at a time; for load time."""
-    import torch
-
-    count, rows, half = w13.shape
-    latent, inter = 2 * half, rows // 2
-    form = Form(latent, inter, count, 1, 8)
-    size_1, size_2 = mxfp4.stage_bytes(form.slice_groups), mxfp4.stage_bytes(form.chunk_groups)
-    first = torch.empty(count, form.tiles * form.slices * size_1, dtype=torch.uint8, device=w13.device)
-    second = torch.empty(count, latent // 16 * form.chunks * size_2, dtype=torch.uint8, device=w13.device)
-    step = max(1, (1 << 25) // (rows * half))
-    for begin in range(0, count, step):
-        part = slice(begin, min(begin + step, count))
-        codes, scales = (
-            t[part].unflatten(1, (2, form.tiles, 8)).transpose(1, 2).flatten(0, 1) for t in (w13, w13_scale)
-        )
-        first[part] = mxfp4.pack_stages(codes, scales, form.slice_groups).view(-1, first.shape[1])
-        codes, scales = (t[part].unflatten(1, (latent // 16, 2, 8)).flatten(0, 1) for t in (w2, w2_scale))
-        second[part] = mxfp4.pack_stages(codes, scales, form.chunk_groups).view(-1, second.shape[1])
-    return PreparedExperts(first.view(-1), second.view(-1), latent, inter, count)
-
-
-def block_range(block: Any, units: Any, blocks: Any) -> tuple[Any, Any]:
-    """First unit and number of units of a block: contiguous, as even as whole units allow."""
-    first = block * units // blocks
-    return first, (block + 1) * units // blocks - first
-
-
-def workspace_bytes(*, inter: int, top_k: int, tokens: int = 64) -> int:
-    """Size of the uint8 `workspace` that `experts` needs; zero it once, then layers may share it."""
-    return ring.COUNTER_BYTES + tokens * top_k * inter * 2
-
-
-def capacity_of(tokens: int) -> int:
-    """The smallest compiled capacity that holds `tokens`."""
-    for capacity in CAPACITIES:
-        if tokens <= capacity:
-            return capacity
-    raise ValueError(f"experts: {tokens} tokens, but a launch holds at most {CAPACITIES[-1]}; split the step")
 
 
 def experts(

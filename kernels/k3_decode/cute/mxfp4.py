@@ -6,11 +6,11 @@ word each; words of two neighbouring groups lie side by side, so that a lane rea
 scale bytes follow: for each of the 8 lane rows, those of row l//4, then those of row l//4 + 8, each half
 padded to `scale_half` bytes. A stage is one piece of memory, a multiple of 128 bytes.
 
-Decoding. E2M1 sign and magnitude bits, put at bits 15 and 11..9 of an fp16, are that value times 2^-14, also for
-the subnormal code 0.5: no table and no multiplication. `reorder_words` spreads the eight codes of a word so that
-nine logical instructions give four fp16 pairs. The tensor core multiplies fp16 subnormals exactly and accumulates in
-fp32; the group's scale 2^(e-127) multiplies the fp32 sum of its 32 products. Byte 0 counts as zero (its factor is
-below fp32's normal range); byte 255 (NaN) is refused by `pack_stages`.
+Decoding. E2M1 sign and magnitude bits, put at bits 15 and 11..9 of an fp16, are that value times 2^-14,
+also for the subnormal code 0.5: no table and no multiplication. `reorder_words` spreads the eight codes of
+a word so that nine logical instructions give four fp16 pairs. The tensor core multiplies fp16 subnormals
+exactly and accumulates in fp32; the group's scale 2^(e-127) multiplies the fp32 sum of its 32 products.
+Byte 0 counts as zero (its factor is below fp32's normal range); byte 255 (NaN) is refused by `pack_stages`.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,9 @@ def stage_bytes(groups: int) -> int:
 
 
 def reorder_words(words: "torch.Tensor") -> "torch.Tensor":
-    """int32 words of eight codes in storage order (code i at bits 4i) -> the same codes where `decode_word` wants them."""
+    """int32 words of eight codes in storage order (code i at bits 4i) -> the same codes where `decode_word`
+    wants them.
+    """
     import torch
 
     result = torch.zeros_like(words)
@@ -71,9 +73,11 @@ def reorder_words(words: "torch.Tensor") -> "torch.Tensor":
 
 
 def pack_stages(codes: "torch.Tensor", scales: "torch.Tensor", groups: int) -> "torch.Tensor":
-    """Codes uint8 [N,2,8,K/2] and scales uint8 [N,2,8,K/32] of N tiles -> stages uint8 [N, K/32/groups, stage_bytes].
+    """Codes uint8 [N,2,8,K/2] and scales uint8 [N,2,8,K/32] of N tiles -> stages uint8 [N, K/32/groups,
+    stage_bytes].
 
-    Axis 1 is the half of a 16-row tile, axis 2 the row within it. Raises `ValueError` for a scale byte of 255.
+    Axis 1 is the half of a 16-row tile, axis 2 the row within it. Raises `ValueError` for a scale byte of
+    255.
     """
     import torch
 

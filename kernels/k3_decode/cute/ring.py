@@ -1,8 +1,9 @@
-"""What the persistent kernels share: rings of bulk copies, the meeting of all blocks, and small exact pieces.
+"""What the persistent kernels share: rings of bulk copies, the meeting of all blocks, and small exact
+pieces.
 
-A warp streams weights through its own ring: one barrier a stage, its lane 0 asks for a stage as soon as the warp
-has read it, so no other warp takes part. `arrive` and `wait_for` let blocks wait for each other's results;
-the grid must fit on the machine at once. The counters are zero before and after each launch.
+A warp streams weights through its own ring: one barrier a stage, its lane 0 asks for a stage as soon as the
+warp has read it, so no other warp takes part. `arrive` and `wait_for` let blocks wait for each other's
+results; the grid must fit on the machine at once. The counters are zero before and after each launch.
 """
 
 from typing import Any
@@ -63,7 +64,9 @@ def arrive(counter: Int64) -> None:
 
 
 def wait_for(counter: Int64, arrivals: Int32) -> None:
-    """One thread: wait until so many have arrived; what they wrote is visible after the next barrier with the others."""
+    """One thread: wait until so many have arrived; what they wrote is visible after the next barrier with
+    the others.
+    """
     template = (
         "{ .reg .pred p; .reg .b32 n; AGAIN: ld.acquire.gpu.global.b32 n, [$0]; setp.lt.s32 p, n, $1; "
         "@p bra AGAIN; }"
@@ -73,7 +76,9 @@ def wait_for(counter: Int64, arrivals: Int32) -> None:
 
 @cute.jit
 def leave(counters: Int64, blocks: Int32):
-    """One thread of each block that needs the counters no more: the last one clears them for the next launch."""
+    """One thread of each block that needs the counters no more: the last one clears them for the next
+    launch.
+    """
     left = ins.asm("atom.relaxed.gpu.global.add.s32 $0, [$1], 1;", "=r,l", [counters + 8], [Int32])
     if left == blocks - 1:
         for i in cutlass.range_constexpr(3):
@@ -91,7 +96,9 @@ def barrier_arrive(barrier: Any, threads: int) -> None:
 
 
 def situ(gate: Float32, up: Float32) -> Float32:
-    """4 tanh(gate/4) sigmoid(gate) x 25 tanh(up/25) in fp32; relative error about 1e-6, saturating, NaN kept."""
+    """4 tanh(gate/4) sigmoid(gate) x 25 tanh(up/25) in fp32; relative error about 1e-6, saturating, NaN
+    kept.
+    """
     sigmoid = 1.0 / (1.0 + cute.math.exp(-gate))
     return 100.0 * _tanh(gate * 0.25) * sigmoid * _tanh(up * 0.04)
 

@@ -1,22 +1,23 @@
 """Expert selection: sigmoid scores, top-k of score + bias, renormalised weights; one block a token.
 
-Scope: sm_90a (run), sm_100a and sm_103a (compiled); any number of tokens; experts a multiple of 4, at most 4096 and at
-least `top_k`; `top_k` at most 32.
+Scope: sm_90a (run), sm_100a and sm_103a (compiled); any number of tokens; experts a multiple of 4, at most
+4096 and at least `top_k`; `top_k` at most 32.
 
-Layout: `logits` fp32 [B,E] (row stride a multiple of 4), `bias` fp32 [E] (constant, read before the wait), `ids` int32 and
-`weights` fp32 [B,k] compact, written in full, in falling order of score + bias.
+Layout: `logits` fp32 [B,E] (row stride a multiple of 4), `bias` fp32 [E] (constant, read before the wait),
+`ids` int32 and `weights` fp32 [B,k] compact, written in full, in falling order of score + bias.
 
-Numerics: score = 1 / (1 + exp(-logit)) and key = score + bias in fp32. A NaN logit has score 0, and a NaN logit or bias
-the key -inf. Ties go to the lower id. weight = scale x score / (sum + 1e-20); the sum is a butterfly over the
-selected scores in their order, so equal inputs give equal bits.
+Numerics: score = 1 / (1 + exp(-logit)) and key = score + bias in fp32. A NaN logit has score 0, and a NaN
+logit or bias the key -inf. Ties go to the lower id. weight = scale x score / (sum + 1e-20); the sum is a
+butterfly over the selected scores in their order, so equal inputs give equal bits.
 
-Selection: a lane holds 4 experts, a warp 128. Each warp finds the r-th largest of its lanes' largest keys, r warps-th
-part of k; the smallest of these over the warps is not above the k-th key, so only keys from there on compete
-(about 40 of 896), each ranked by counting the better ones. Many equal keys make it slow, never wrong.
+Selection: a lane holds 4 experts, a warp 128. Each warp finds the r-th largest of its lanes' largest keys,
+r warps-th part of k; the smallest of these over the warps is not above the k-th key, so only keys from
+there on compete (about 40 of 896), each ranked by counting the better ones. Many equal keys make it slow,
+never wrong.
 
-Validation: `tests/k3_decode/cute/test_router.py` compiles the variants for the three architectures and replays the
-selection rule in torch on hostile rows; its GPU tests compare ids exactly and weights with the float64 oracle.
-sm_100a and sm_103a were never run.
+Validation: `tests/k3_decode/cute/test_router.py` compiles the variants for the three architectures and
+replays the selection rule in torch on hostile rows; its GPU tests compare ids exactly and weights with the
+float64 oracle. sm_100a and sm_103a were never run.
 """
 
 from collections.abc import Callable

@@ -2,21 +2,24 @@
 
 Scope: sm_90a (run), sm_100a and sm_103a (compiled). `hidden` and `inter` multiples of 32, 1 to 64 tokens.
 
-Layout: `x` and `out` [B,D] bf16 (row stride a multiple of 8). `prepare` reorders the weights once at load: rows in
-tiles of 8 (for `gate_up` 4 gate and 4 up rows, alternating), four tiles side by side, K in steps of 16, each step in
-fragment order, the same for every capacity. `workspace` holds the hidden rows (bf16 [B,S]).
+Layout: `x` and `out` [B,D] bf16 (row stride a multiple of 8). `prepare` reorders the weights once at load:
+rows in tiles of 8 (for `gate_up` 4 gate and 4 up rows, alternating), four tiles side by side, K in steps of
+16, each step in fragment order, the same for every capacity. `workspace` holds the hidden rows (bf16
+[B,S]).
 
-Schedule: one kernel, launched for gate_up with SiTU and again for down. A block owns a few tiles of rows; its warps, and
-where that fills the machine the blocks of a cluster, split K. Each warp streams its weights by bulk copies through
-its own ring, which starts before the wait on the previous kernel (weights are constant); so the down weights arrive
-while gate_up still runs. Partial sums meet in shared memory, then over the cluster.
+Schedule: one kernel, launched for gate_up with SiTU and again for down. A block owns a few tiles of rows;
+its warps, and where that fills the machine the blocks of a cluster, split K. Each warp streams its weights
+by bulk copies through its own ring, which starts before the wait on the previous kernel (weights are
+constant); so the down weights arrive while gate_up still runs. Partial sums meet in shared memory, then
+over the cluster.
 
-Numerics: bf16 products, fp32 sums, warps and then blocks in ascending order of K; SiTU in fp32 on unrounded sums, hidden
-values rounded to bf16 as stock does, the output rounded once. The same bits in every run. NaN and infinities
-propagate.
+Numerics: bf16 products, fp32 sums, warps and then blocks in ascending order of K; SiTU in fp32 on unrounded
+sums, hidden values rounded to bf16 as stock does, the output rounded once. The same bits in every run. NaN
+and infinities propagate.
 
-Validation: `tests/k3_decode/cute/test_situ_mlp.py` compiles the variants for the three architectures and replays packing
-and fragment maps in torch; its GPU tests compare cells with the float64 oracle. sm_100a and sm_103a were never run.
+Validation: `tests/k3_decode/cute/test_situ_mlp.py` compiles the variants for the three architectures and
+replays packing and fragment maps in torch; its GPU tests compare cells with the float64 oracle. sm_100a and
+sm_103a were never run.
 """
 
 from collections.abc import Callable
@@ -51,7 +54,9 @@ STEP_BYTES = QUAD * TILE * STEP * 2
 FEW_BLOCKS = 96
 """Blocks that still keep an H200 busy, each with a deep ring."""
 HELD_WORDS = 56
-"""Most registers of activations that a warp holds for its whole share of K; above, it loads them stage by stage."""
+"""Most registers of activations that a warp holds for its whole share of K; above, it loads them stage by
+stage.
+"""
 STAGE_BYTES = 8192
 """Aim for one stage."""
 RING_BYTES = 12288
@@ -275,7 +280,9 @@ def _store_pair(
     tokens: Int32,
     form: cutlass.Constexpr,
 ):
-    """SiTU of a gate and up pair, or two neighbouring output columns; pair = (tile, group of 8 tokens, lane)."""
+    """SiTU of a gate and up pair, or two neighbouring output columns; pair = (tile, group of 8 tokens,
+    lane).
+    """
     lane = pair % 32
     token = pair // 32 % form.halves * 8 + lane // 4
     tile = group * form.tiles + pair // (32 * form.halves)
@@ -323,7 +330,9 @@ def _multiply_stage(at: Int32, lane: Int32, values: list[Int32], sums: Any, form
 def _multiply_tile(
     fragments: list[tuple[Int32, ...]], values: list[Int32], sums: Any, first: int, form: Form
 ) -> None:
-    """Add one tile's products to its sums, which start at `first`: a 16-row instruction for 16 tokens, or half of one."""
+    """Add one tile's products to its sums, which start at `first`: a 16-row instruction for 16 tokens, or
+    half of one.
+    """
     width = min(2, form.halves)
     for block in range(max(1, form.halves // 2)):
         place = first + 4 * block
@@ -397,7 +406,9 @@ class PreparedMlp:
 
 
 def pack_tiles(rows: "torch.Tensor") -> "torch.Tensor":
-    """bf16 [M, K] -> uint8 [M/32, K/16, 2, 32 lanes, 2 tiles, 4 values]: lane 4r + q holds row r's values 4q..4q+3."""
+    """bf16 [M, K] -> uint8 [M/32, K/16, 2, 32 lanes, 2 tiles, 4 values]: lane 4r + q holds row r's values
+    4q..4q+3.
+    """
     import torch
 
     quads, steps = rows.shape[0] // (QUAD * TILE), rows.shape[1] // STEP

@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not installed")
 
+from k3_decode.cute import expert_layout as layout
 from k3_decode.cute import experts as op
 from k3_decode.cute import mxfp4
 from k3_decode.cute.variant import COMPILED, DISPATCHED
@@ -17,7 +18,7 @@ from k3_decode.ops.experts import SPEC
 from k3_decode.ops.mxfp4 import dequantise
 from k3_decode.shapes import CANARY, K3, NANO
 
-from tests.k3_decode.op_errors import errors
+from tests.k3_decode.op_errors import outputs, tensor
 
 FORMS = [(3584, 384), (3584, 256), (96, 64), (64, 32)]
 
@@ -92,7 +93,7 @@ def test_prepare_refuses_a_scale_byte_that_means_nan() -> None:
 
 @pytest.mark.parametrize("units", [0, 5, 132, 384, 5712])
 def test_block_ranges_cover_each_unit_once_and_differ_by_one_at_most(units: int) -> None:
-    ranges = [op.block_range(block, units, 132) for block in range(132)]
+    ranges = [layout.block_range(block, units, 132) for block in range(132)]
     covered = [first + i for first, count in ranges for i in range(count)]
     assert covered == list(range(units))
     assert max(count for _, count in ranges) - min(count for _, count in ranges) <= 1
@@ -103,7 +104,7 @@ def test_every_variant_fits_one_multiprocessor(variant: Any) -> None:
     form = variant.compile.__defaults__[0]
     assert form.shared_bytes <= 227 * 1024
     assert form.owners <= 112
-    assert form.columns * form.k_warps * form.lanes == op.WARPS
+    assert form.columns * form.k_warps * form.lanes == layout.WARPS
     assert form.slices * form.slice_groups * 32 == form.latent
     assert form.chunks * form.chunk_groups * 32 == form.inter
 
@@ -142,11 +143,11 @@ def test_matches_the_oracle_within_stocks_error_on_the_gpu(
     space = torch.full((size,), 255, dtype=torch.uint8, device=gpu)
     space[:128] = 0
     launches = torch.zeros(16, dtype=torch.int32, device=gpu)
-    prepared = op.prepare(**{name: args[name] for name in names})  # type: ignore[arg-type]
-    rest = {name: value for name, value in args.items() if name not in names}
-    op.experts(**rest, prepared=prepared, workspace=space, launches=launches)  # type: ignore[arg-type]
-    mine = errors(SPEC, args, truth)["out"]
+    prepared = op.prepare(**{name: tensor(args[name]) for name in names})
+    rest = {name: tensor(value) for name, value in args.items() if name not in names}
+    op.experts(**rest, prepared=prepared, workspace=space, launches=launches)
+    mine = outputs(SPEC, args, truth)["out"]
     SPEC.stock(**args)
-    assert mine <= 2 * errors(SPEC, args, truth)["out"] + 2 * 2.0**-8
+    assert mine <= 2 * outputs(SPEC, args, truth)["out"] + 2 * 2.0**-8
     assert launches.tolist() == [0] * 5 + [1] + [0] * 10
     assert not space[:128].any()

@@ -14,7 +14,7 @@ from k3_decode.ops.contract import Cell
 from k3_decode.ops.situ_mlp import SPEC
 from k3_decode.shapes import CANARY, K3, NANO
 
-from tests.k3_decode.op_errors import errors
+from tests.k3_decode.op_errors import outputs, tensor
 
 
 def product(form: op.Form, x: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
@@ -95,13 +95,13 @@ def test_matches_the_oracle_within_stocks_error_on_the_gpu(
 ) -> None:
     args = SPEC.make_args(Cell(shapes, tokens), regime, torch.Generator().manual_seed(2), gpu)
     truth = SPEC.oracle(args)
-    gate_up, down = args["gate_up_weight"], args["down_weight"]
-    assert isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor)  # noqa: PT018 - for the type checker
+    x, out = tensor(args["x"]), tensor(args["out"])
+    gate_up, down = tensor(args["gate_up_weight"]), tensor(args["down_weight"])
     space = torch.full((op.workspace_bytes(inter=down.shape[1]),), 255, dtype=torch.uint8, device=gpu)
     launches = torch.zeros(16, dtype=torch.int32, device=gpu)
     prepared = op.prepare(gate_up_weight=gate_up, down_weight=down)
-    op.situ_mlp(x=args["x"], prepared=prepared, workspace=space, out=args["out"], launches=launches)  # type: ignore[arg-type]
-    mine = errors(SPEC, args, truth)["out"]
+    op.situ_mlp(x=x, prepared=prepared, workspace=space, out=out, launches=launches)
+    mine = outputs(SPEC, args, truth)["out"]
     SPEC.stock(**args)
-    assert mine <= 2 * errors(SPEC, args, truth)["out"] + 2 * 2.0**-8
+    assert mine <= 2 * outputs(SPEC, args, truth)["out"] + 2 * 2.0**-8
     assert launches.tolist() == [0] * 6 + [2] + [0] * 9

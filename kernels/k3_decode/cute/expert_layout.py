@@ -1,0 +1,168 @@
+"""Sizes of the expert kernel and the order in which it reads its weights.
+
+A `Form` is one set of compile-time constants; everything else about sizes follows from it. `prepare` brings
+a layer's weights into that order once at load; it is the same for every capacity.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from k3_decode.cute import mxfp4, ring
+from k3_decode.cute.token_lists import Lists
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "CAPACITIES", "FINISHERS", "THREADS", "WARPS", "Form", "PreparedExperts", "block_range", "capacity_of",
+    "prepare", "workspace_bytes",
+]  # fmt: skip
+
+WARPS = 16
+THREADS = 32 * WARPS
+FINISHERS = 2
+"""Warps that in phase 1 add the K slices of finished tiles and apply SiTU, so that nobody else waits for
+it.
+"""
+CAPACITIES = (8, 16, 64)
+MAX_CHUNK_GROUPS = 6
+"""Scale groups of K that a warp takes at once in phase 2: 24 registers of activations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Compile-time constants of one kernel and what follows from them."""
+
+    latent: int
+    inter: int
+    experts: int
+    top_k: int
+    capacity: int
+    """Most tokens of a launch: 8, 16 or 64."""
+    stages: int = 3
+    """Stages of a warp's ring."""
+    buffers: int = 4
+    """Tiles whose partial sums may wait for a finisher."""
+
+    @property
+    def slices(self) -> int:
+        """K slices of phase 1, one a warp."""
+        total = self.latent // mxfp4.GROUP
+        return max(n for n in range(1, WARPS - FINISHERS + 1) if total % n == 0)
+
+    @property
+    def slice_groups(self) -> int:
+        return self.latent // mxfp4.GROUP // self.slices
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of an expert's w13: 8 gate and 8 up rows each."""
+        return self.inter // 8
+
+    @property
+    def chunk_groups(self) -> int:
+        """Scale groups of a phase 2 stage."""
+        total = self.inter // mxfp4.GROUP
+        fits = [g for g in range(1, MAX_CHUNK_GROUPS + 1) if total % g == 0 and (total // g).bit_count() == 1]
+        return max(fits)
+
+    @property
+    def chunks(self) -> int:
+        """Phase 2 stages along K."""
+        return self.inter // mxfp4.GROUP // self.chunk_groups
+
+    @property
+    def columns(self) -> int:
+        """Tiles of 16 output columns a block owns."""
+        return 2 if self.latent % 32 == 0 else 1
+
+    @property
+    def k_warps(self) -> int:
+        """Warps that split K in phase 2."""
+        return min(self.chunks, WARPS // self.columns)
+
+    @property
+    def lanes(self) -> int:
+        """Warps that split the experts in phase 2."""
+        return WARPS // self.columns // self.k_warps
+
+    @property
+    def owners(self) -> int:
+        """Blocks that own output columns."""
+        return self.latent // 16 // self.columns
+
+    @property
+    def stage_size(self) -> int:
+        return max(mxfp4.stage_bytes(self.slice_groups), mxfp4.stage_bytes(self.chunk_groups))
+
+    @property
+    def lists(self) -> Lists:
+        """The tokens by expert, after the barriers in shared memory."""
+        return Lists(self.experts, self.top_k, self.capacity, THREADS)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Partial sums of phase 1, then the accumulators of phase 2."""
+        return max(self.buffers * self.slices * 512, WARPS * self.capacity * 64)
+
+    @property
+    def ring_bytes(self) -> int:
+        return WARPS * self.stages * self.stage_size
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.ring_bytes + self.scratch_bytes + WARPS * self.stages * 8 + self.lists.size
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedExperts:
+    """One layer's routed experts in the kernel's order."""
+
+    w13: "torch.Tensor"
+    w2: "torch.Tensor"
+    latent: int
+    inter: int
+    experts: int
+
+
+def prepare(
+    *, w13: "torch.Tensor", w13_scale: "torch.Tensor", w2: "torch.Tensor", w2_scale: "torch.Tensor"
+) -> PreparedExperts:
+    """Reorder one layer's weights as `ops/experts.py` states them, a few experts at a time; at load time."""
+    import torch
+
+    count, rows, half = w13.shape
+    latent, inter = 2 * half, rows // 2
+    form = Form(latent, inter, count, 1, 8)
+    size_1, size_2 = mxfp4.stage_bytes(form.slice_groups), mxfp4.stage_bytes(form.chunk_groups)
+    first = torch.empty(count, form.tiles * form.slices * size_1, dtype=torch.uint8, device=w13.device)
+    second = torch.empty(count, latent // 16 * form.chunks * size_2, dtype=torch.uint8, device=w13.device)
+    step = max(1, (1 << 25) // (rows * half))
+    for begin in range(0, count, step):
+        part = slice(begin, min(begin + step, count))
+        codes, scales = (
+            t[part].unflatten(1, (2, form.tiles, 8)).transpose(1, 2).flatten(0, 1) for t in (w13, w13_scale)
+        )
+        first[part] = mxfp4.pack_stages(codes, scales, form.slice_groups).view(-1, first.shape[1])
+        codes, scales = (t[part].unflatten(1, (latent // 16, 2, 8)).flatten(0, 1) for t in (w2, w2_scale))
+        second[part] = mxfp4.pack_stages(codes, scales, form.chunk_groups).view(-1, second.shape[1])
+    return PreparedExperts(first.view(-1), second.view(-1), latent, inter, count)
+
+
+def block_range(block: Any, units: Any, blocks: Any) -> tuple[Any, Any]:
+    """First unit and number of units of a block: contiguous, as even as whole units allow."""
+    first = block * units // blocks
+    return first, (block + 1) * units // blocks - first
+
+
+def workspace_bytes(*, inter: int, top_k: int, tokens: int = 64) -> int:
+    """Size of the uint8 `workspace` that `experts` needs; zero it once, then layers may share it."""
+    return ring.COUNTER_BYTES + tokens * top_k * inter * 2
+
+
+def capacity_of(tokens: int) -> int:
+    """The smallest compiled capacity that holds `tokens`."""
+    for capacity in CAPACITIES:
+        if tokens <= capacity:
+            return capacity
+    raise ValueError(f"experts: {tokens} tokens, but a launch holds at most {CAPACITIES[-1]}; split the step")
