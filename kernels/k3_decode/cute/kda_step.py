@@ -7,7 +7,8 @@ state, row strides that are no multiple of 8 elements, slot strides that are no 
 (conv) elements.
 
 Layout: a cluster of `split` blocks shares one head; block r keeps rows r x 128/split onward of the head's
-state S [V, K]. In plain decode a block walks over `steps` requests; in verify over the rows of one request
+state S [V, K]. In plain decode a block walks over `steps` requests, its tiles of S read straight into
+registers or by bulk copies through a ring in shared memory and back; in verify over the rows of one request
 with S in registers. 8 lanes share a row of S, 16 columns each. `packed` [B, kda_in_rows] bf16 (q, k, v, g of
 128 H channels each, f_a 128, beta H), `conv_weight` [3,4,P] fp32, `decay_weight` [P,128] bf16, `a_log` [H],
 `dt_bias` [P], `norm_weight` [128] fp32 are constant; `conv_state` [slots, 3+rows-1, 3P] bf16 and `state`
@@ -17,9 +18,9 @@ less is null: its outputs are zeros and nothing else is written.
 Numerics: everything from the convolution to the gate is fp32, decay logits included (bf16 operands, fp32
 accumulation by mma, not rounded between). Per row of S the products with k and with q are taken in one pass
 over the decayed state, as S_new q = (aS) q + beta (v - (aS) k)(k q). Sums run over 16 columns in ascending
-order and then over lanes and blocks in a fixed order, so the bits depend on the split but not on the batch or
-on timing. Gates use the approximate exponential and reciprocal (2 ulp). The conv window is copied bit for
-bit. NaN and infinities propagate within their request and head.
+order and then over lanes and blocks in a fixed order, so the bits depend on the split, which `form_of`
+chooses by batch and heads, but not on timing. Gates use the approximate exponential and reciprocal (2 ulp).
+The conv window is copied bit for bit. NaN and infinities propagate within their request and head.
 
 Validation: `tests/k3_decode/cute/test_kda_step.py` compiles every variant for the three architectures and
 replays the lane maps in numpy; its GPU tests compare with the float64 oracle over heads, batches, rows and
@@ -376,7 +377,7 @@ def _kda(
         if lane == 0:
             ins.shared_store_f32(squares_at + (t * warps + warp) * 4, square)
         if cutlass.const_expr(is_ring):
-            # The tile goes back by a bulk copy; the stage of the step before, read out by now, is filled anew.
+            # The tile goes back by a bulk copy; the stage of the step before, read out by now, is refilled.
             cute.arch.fence_proxy("async.shared", space="cta")
             cute.arch.sync_threads()
             back_at = state_at + Int64(targets[t]) * state_bytes + slice_at

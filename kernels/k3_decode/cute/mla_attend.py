@@ -41,7 +41,7 @@ from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["mla_attend", "splits_of", "variants", "workspace_bytes"]
+__all__ = ["WORKSPACE_BYTES", "mla_attend", "splits_of", "variants", "workspace_bytes"]
 
 OP_INDEX = 9
 """Place of the op in the launch counters."""
@@ -72,6 +72,9 @@ MERGE_BATCH = 8
 """Splits that a thread of the merge has on their way at once."""
 WANTED_BLOCKS = 128
 """Blocks that a step is spread over: one for nearly every SM of an H200, and a power of two."""
+
+WORKSPACE_BYTES = WANTED_BLOCKS * PAIRS * (LATENT * 2 + 4)
+"""A workspace that serves every step: splits x requests x pairs never exceed it where there is a split."""
 
 
 @cute.kernel

@@ -109,6 +109,17 @@ def test_a_workspace_holds_the_latents_and_sums_of_every_split() -> None:
     assert op.workspace_bytes(2, 1, 12) == 64 * 2 * 12 * (512 * 2 + 4)
 
 
+@pytest.mark.parametrize("heads", [1, 2, 6, 12, 24, 48, 96])
+def test_one_workspace_serves_every_step_that_is_split(heads: int) -> None:
+    sizes = [
+        op.workspace_bytes(requests, rows, heads)
+        for requests in range(1, 65)
+        for rows in range(1, 9)
+        if op.splits_of(requests, rows, heads) > 1
+    ]
+    assert max(sizes) <= op.WORKSPACE_BYTES == 2_105_344
+
+
 def test_a_workspace_that_is_too_small_is_refused() -> None:
     with pytest.raises(ValueError, match="need 1579008"):
         op._split_workspace(torch.zeros(64, dtype=torch.uint8), 128, 1, 12)
