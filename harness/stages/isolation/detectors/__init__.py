@@ -5,6 +5,7 @@ from typing import Final
 
 from harness.domain.policy import Rule
 from harness.stages.isolation.detectors.conditions import find_feature_narrowed, find_switch_default
+from harness.stages.isolation.detectors.cpp import find_macro_redefined
 from harness.stages.isolation.detectors.definitions import (
     find_default_changed,
     find_private_override,
@@ -51,6 +52,7 @@ DETECTORS: Final[dict[str, Detector]] = {
     "private_override": find_private_override,
     "default_changed": find_default_changed,
     "signature_changed": find_signature_changed,
+    "macro_redefined": find_macro_redefined,
     "hidden_text": find_hidden_text,
     "homoglyph": find_homoglyph,
     "unreadable": find_unreadable,
