@@ -49,6 +49,7 @@ OWN_OUT = V_DIM // CLUSTER
 THREADS = 256
 SLOTS = THREADS * 8 // OWN_LATENT
 """Groups of 8 threads (8 columns each); a group takes one token and every SLOTS/tokens-th shard."""
+WARP_SLOTS = 4
 BATCH = 4
 """Shards (or tokens x shards) that a thread has on their way at once."""
 MAX_WEIGHTS = 4096
@@ -78,6 +79,7 @@ def _value(
     slots_a_row = max(1, SLOTS // tokens)
     rows_a_slot = max(1, tokens // SLOTS)
     batch = BATCH // rows_a_slot
+    held_slots = min(tokens, WARP_SLOTS)
 
     uv_at = cute.arch.get_dyn_smem(Uint8, 128).toint()
     latent_at = uv_at + OWN_LATENT * UV_PITCH
@@ -179,14 +181,19 @@ def _value(
             row_scale = ins.shared_load_f32(totals_at + row * 4)
             ins.shared_store(latent_at + row * LATENT_PITCH + tid % 8 * 16, _scaled_words(merged, row_scale))
         else:
-            spot = slots_at + tid * 32
-            frag.shared_store_f32x4(spot, tuple(merged[:4]))
-            frag.shared_store_f32x4(spot + 16, tuple(merged[4:]))
+            # Slots of one warp that hold the same token are added by lanes first.
+            if cutlass.const_expr(tokens < WARP_SLOTS):
+                merged = frag.sum_lanes(merged, (16, 8)[: WARP_SLOTS // tokens // 2])
+            own_slot = warp * held_slots + slot % WARP_SLOTS
+            if slot % WARP_SLOTS < held_slots:
+                spot = slots_at + (own_slot * OWN_LATENT + tid % 8 * 8) * 4
+                frag.shared_store_f32x4(spot, (merged[0], merged[1], merged[2], merged[3]))
+                frag.shared_store_f32x4(spot + 16, (merged[4], merged[5], merged[6], merged[7]))
     if cutlass.const_expr(slots_a_row > 1):
         cute.arch.sync_threads()
         # slot = shard place x tokens + token: add the places of each token, four columns a thread.
         if tid < tokens * (OWN_LATENT // 4):
-            _add_places(slots_at, totals_at, latent_at, tid, tokens, slots_a_row)
+            _add_places(slots_at, totals_at, latent_at, tid, tokens, min(slots_a_row, SLOTS // WARP_SLOTS))
     cute.arch.sync_threads()
 
     # Warp w makes output columns 16 w onward, which block w of the cluster owns.
