@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from importlib import metadata
 from pathlib import Path
@@ -27,6 +28,7 @@ __all__ = ["Launch", "all_variants", "compile_variant", "find_disassembler", "ma
 
 EXIT_FAILED = 1
 DISASSEMBLY_TIMEOUT_S = 300
+PARENT_POLL_S = 2.0
 
 
 class Launch(NamedTuple):
@@ -134,6 +136,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*")
     asked = parser.parse_args(argv)
     asked.out.mkdir(parents=True, exist_ok=True)
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     with tempfile.TemporaryDirectory(prefix="cute-dump-") as folder:
         os.environ |= {
             "CUTE_DSL_ARCH": asked.arch,
@@ -155,6 +158,13 @@ def main(argv: list[str] | None = None) -> int:
             failed |= error is not None
             sys.stderr.write(f"{name} {asked.arch}: {error or 'compiled'}\n")
     return EXIT_FAILED if failed else 0
+
+
+def _end_with_parent(parent: int) -> None:
+    """End this process when the one that asked for it is gone: nobody would collect what it compiles."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_POLL_S)
+    os._exit(EXIT_FAILED)
 
 
 def _take_launches(dump: Path) -> tuple[Launch, ...]:

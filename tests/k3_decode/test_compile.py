@@ -1,0 +1,63 @@
+"""What the compiling process reads off the compiler's own host code, and how it answers."""
+
+from pathlib import Path
+
+import pytest
+from k3_decode import compile as compiling
+from k3_decode.compile import Launch, compile_variant, main, parse_launches
+from k3_decode.cute.variant import Variant
+
+HOST_CODE = """
+%c0_i32 = arith.constant 0 : i32 loc(#loc1)
+%c1_i32 = arith.constant 1 : i32 loc(#loc1)
+%c7_i32 = arith.constant 7 : i32 loc(#loc2)
+%c128_i32 = arith.constant 128 : i32 loc(#loc3)
+%c102784_i64 = arith.constant 102784 : i64 loc(#loc4)
+%4 = cuda.launch_cfg.create<max_attrs = 17 : i32> (blockDim = (%c128_i32, %c1_i32, %c1_i32), dynamicSmemBytes = %c102784_i64, gridDim = (%1, %c1_i32, %c1_i32), stream = %arg9) : i32
+cuda.launch_cfg.programmatic_stream_serialization_allowed[%4] %c1_i32 : !cuda.launch_cfg<max_attrs = 17>, i32
+cuda.launch_cfg.cluster_dim[%4] (%c7_i32, %c1_i32, %c1_i32) : !cuda.launch_cfg<max_attrs = 17>, i32, i32, i32
+%5 = cuda.launch_ex @kernels::@kernel_mix<%4> (%arg0) : !cuda.launch_cfg<max_attrs = 17>
+%6 = cuda.launch_cfg.create<max_attrs = 17 : i32> (blockDim = (%threads, %c1_i32, %c1_i32), dynamicSmemBytes = %2, gridDim = (%1, %c1_i32, %c1_i32), stream = %arg9) : i32
+cuda.launch_cfg.programmatic_stream_serialization_allowed[%6] %c0_i32 : !cuda.launch_cfg<max_attrs = 17>, i32
+%7 = cuda.launch_ex @kernels::@kernel_sum<%6> (%arg0) : !cuda.launch_cfg<max_attrs = 17>
+"""  # noqa: E501  # as the compiler writes it
+
+
+def test_launches_say_whether_they_may_start_early_and_how_blocks_are_grouped() -> None:
+    assert parse_launches(HOST_CODE) == (
+        Launch("kernel_mix", True, (7, 1, 1), (128, 1, 1), 102784),
+        Launch("kernel_sum", False, (1, 1, 1), (None, 1, 1), None),
+    )
+
+
+def _variant(name: str) -> Variant:
+    def fail() -> object:
+        raise ValueError("no such layout")
+
+    return Variant("copy", name, ("sm_90a",), fail, (), "cute/copy.py")
+
+
+def test_a_variant_that_does_not_compile_leaves_its_error_and_no_half_written_record(tmp_path: Path) -> None:
+    assert compile_variant(_variant("copy_1"), "sm_90a", tmp_path, tmp_path) == "ValueError: no such layout"
+    assert [p.name for p in tmp_path.iterdir()] == ["copy_1.json"]
+    assert '"error": "ValueError: no such layout"' in (tmp_path / "copy_1.json").read_text()
+
+
+def test_the_exit_code_is_1_when_one_variant_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compiling, "all_variants", lambda: (_variant("copy_1"),))
+    monkeypatch.setattr(compiling.os, "environ", {})
+    assert main(["--arch", "sm_90a", "--out", str(tmp_path), "copy_1"]) == 1
+    assert capsys.readouterr().err == "copy_1 sm_90a: ValueError: no such layout\n"
+
+
+def test_an_unknown_variant_is_a_usage_error_that_names_the_known_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compiling, "all_variants", lambda: (_variant("copy_1"),))
+    monkeypatch.setattr(compiling.os, "environ", {})
+    with pytest.raises(SystemExit) as ended:
+        main(["--arch", "sm_90a", "--out", str(tmp_path), "copy_2"])
+    assert ended.value.code == 2
+    assert "sm_90a has no variants copy_2; known: copy_1" in capsys.readouterr().err
