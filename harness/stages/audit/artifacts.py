@@ -99,18 +99,18 @@ def compile_missing(
 ) -> dict[tuple[str, str], str]:
     """Compile every (variant, architecture) that has no entry yet; gives the errors of those that failed."""
     with _lock(context.cache / "audit"):
+        for left in (context.cache / "audit").glob("building-*"):
+            shutil.rmtree(left, ignore_errors=True)  # of a run that was killed: we hold the lock
         missing = [(v, a) for v, a in wanted if not _entry(context, v, a).is_dir()]
         if not missing:
             return {}
         errors: dict[tuple[str, str], str] = {}
+        by_name = {(v.name, a): v for v, a in missing}
         with tempfile.TemporaryDirectory(dir=context.cache / "audit", prefix="building-") as place:
-            jobs = _jobs(missing, Path(place))
-            ends = _run(context, jobs)
-            by_name = {(v.name, a): v for v, a in missing}
-            for job, end in zip(jobs, ends, strict=True):
+            for job, end in _run(context, _jobs(missing, Path(place))):
                 for name in job.names:
-                    variant = by_name[name, job.architecture]
-                    error = _collect(job, name, _entry(context, variant, job.architecture), end)
+                    entry = _entry(context, by_name[name, job.architecture], job.architecture)
+                    error = _collect(job, name, entry, end)
                     if error is not None:
                         errors[name, job.architecture] = error
         return errors
@@ -179,40 +179,46 @@ def _jobs(missing: Sequence[tuple[KernelVariant, str]], place: Path) -> list[_Jo
     return jobs
 
 
-def _run(context: StageContext, jobs: list[_Job]) -> list[str]:
-    """Run every job, two at a time; gives how each ended, in words."""
-    ends = [""] * len(jobs)
-    todo = list(enumerate(jobs))
-    running: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
-    total = sum(len(job.names) for job in jobs)
-    said = -1
+def _run(context: StageContext, jobs: list[_Job]) -> Iterator[tuple[_Job, str]]:
+    """Run every job, two at a time; gives each as it ends, with how it ended, so that what is done is kept."""
+    todo = list(jobs)
+    running: list[tuple[_Job, subprocess.Popen[bytes], float]] = []
+    total, finished, said = sum(len(job.names) for job in jobs), 0, -1
     with (context.logs / "audit-compile.log").open("ab") as log:
         try:
             while todo or running:
                 while todo and len(running) < MAX_CHILDREN:
-                    number, job = todo.pop(0)
+                    job = todo.pop(0)
                     job.folder.mkdir(parents=True)
                     command = context.pack.compile_command(job.architecture, job.names, job.folder)
                     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-                    running[number] = (child, time.monotonic() + JOB_TIMEOUT_S)
-                for number, (child, limit) in list(running.items()):
-                    if child.poll() is None and time.monotonic() > limit:
-                        child.kill()
-                        child.wait()
-                        ends[number] = f"stopped after {JOB_TIMEOUT_S:.0f} s"
-                    if child.poll() is not None:
-                        ends[number] = ends[number] or f"ended with code {child.returncode}"
-                        del running[number]
-                done = sum(len(list(job.folder.glob("*.json"))) for job in jobs if job.folder.exists())
+                    running.append((job, child, time.monotonic() + JOB_TIMEOUT_S))
+                done = finished + sum(len(list(job.folder.glob("*.json"))) for job, _, _ in running)
                 if done != said:
                     context.progress(f"compiling kernels: {done} of {total}")
                     said = done
                 time.sleep(POLL_S)
+                for entry in list(running):
+                    end = _ended(entry[1], entry[2])
+                    if end is not None:
+                        running.remove(entry)
+                        finished += len(entry[0].names)
+                        yield entry[0], end
         finally:
-            for child, _ in running.values():
+            for _, child, _ in running:
                 child.kill()
                 child.wait()
-    return ends
+
+
+def _ended(child: subprocess.Popen[bytes], limit: float) -> str | None:
+    """How a child ended, in words; None while it runs. One past its limit is stopped."""
+    if child.poll() is not None:
+        return f"ended with code {child.returncode}"
+    if time.monotonic() <= limit:
+        return None
+    child.kill()
+    child.wait()
+    return f"was stopped after {JOB_TIMEOUT_S:.0f} s"
 
 
 def _collect(job: _Job, name: str, entry: Path, end: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from datetime import date, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from harness.domain.machine import Tier
 from harness.domain.policy import Policy, Proof, Waiver
 from harness.domain.stage import PlanRequest, StageContext
 from harness.stages import audit
-from harness.stages.audit import planning
+from harness.stages.audit import artifacts, planning
 from tests.fakes.requests import CHANGE, MACHINE, ZONES
 from tests.stages.audit.example_pack import CopyPack
 
@@ -244,3 +245,26 @@ def test_a_waiver_that_holds_lets_the_finding_stand_without_failing(root: Path, 
 def test_a_waiver_that_has_expired_covers_nothing(root: Path, tmp_path: Path) -> None:
     pack = CopyPack(root, "fault")
     assert audit.run(_with_waiver(pack, -1), context(pack, tmp_path)).status is Status.FAIL
+
+
+def test_what_one_job_compiled_is_kept_when_a_later_one_is_stopped(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = CopyPack(root)
+    made = context(pack, tmp_path)
+    (variant,) = pack.variants()
+    other = variant.model_copy(update={"name": "hoisted_load_fault"})
+    monkeypatch.setattr(artifacts, "SMALL_JOB", 1)
+    monkeypatch.setattr(artifacts, "MAX_CHILDREN", 1)
+    collect = artifacts._collect
+
+    def stop_at_the_second(job: Any, name: str, entry: Path, end: str) -> str | None:
+        if name == "hoisted_load_fault":
+            raise KeyboardInterrupt
+        return collect(job, name, entry, end)
+
+    monkeypatch.setattr(artifacts, "_collect", stop_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        artifacts.compile_missing(made, [(variant, "sm_90a"), (other, "sm_90a")])
+    assert artifacts.find_compiled(made, variant, "sm_90a") is not None
+    assert artifacts.find_compiled(made, other, "sm_90a") is None
