@@ -1,7 +1,8 @@
-"""Scores of trained weights at every length, through the stock path's numerics: `python -m k3_decode.canary.accuracy`.
+"""Scores of trained weights at every length, through the stock path's numerics: `python -m
+k3_decode.canary.accuracy`.
 
-Teacher-forced replay (`replay.py`), token-by-token KDA: the same as greedy generation, and quick enough for hundreds of
-long questions. One JSON line per length, with the interval and the margins.
+Teacher-forced replay (`replay.py`), token-by-token KDA: the same as greedy generation, and quick enough for
+hundreds of long questions. One JSON line per length, with the interval and the margins.
 """
 
 import argparse
@@ -30,7 +31,11 @@ LENGTHS: tuple[tuple[str, int, int], ...] = (
 
 def score(model: Model, task: str, tokens: int, count: int, is_marked: bool = False) -> dict[str, object]:
     """Exact answers of `count` questions and their smallest margin."""
-    samples = chain_samples(SEED, count, tokens) if task == "chain_canary" else mrcr_samples(SEED, count, tokens, is_marked)
+    samples = (
+        chain_samples(SEED, count, tokens)
+        if task == "chain_canary"
+        else mrcr_samples(SEED, count, tokens, is_marked)
+    )
     result = measure(model, prepare(model, samples), Path(), task, "stock")
     right = sum(result.exact)
     low, high = _wilson(right, count)
@@ -44,12 +49,18 @@ def _wilson(right: int, count: int) -> tuple[float, float]:
     """95 % score interval of a share."""
     z2, p = 1.96**2, right / count
     half = 1.96 * ((p * (1 - p) + z2 / (4 * count)) / count) ** 0.5
-    return max(0.0, (p + z2 / (2 * count) - half) / (1 + z2 / count)), min(1.0, (p + z2 / (2 * count) + half) / (1 + z2 / count))
+    return max(0.0, (p + z2 / (2 * count) - half) / (1 + z2 / count)), min(
+        1.0, (p + z2 / (2 * count) + half) / (1 + z2 / count)
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Command line; see the module's docstring."""
-    parser = argparse.ArgumentParser(prog="python -m k3_decode.canary.accuracy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        prog="python -m k3_decode.canary.accuracy",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--weights", type=File, default=File(__file__).with_name("weights.safetensors"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=File, required=True)

@@ -1,4 +1,5 @@
-"""What the canary is trained on and when: batch layout, lengths by progress, learning rate, share of the right token."""
+"""What the canary is trained on and when: batch layout, lengths by progress, learning rate, share of the
+right token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,15 +8,23 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from k3_decode.canary.tasks import CHAIN_PROMPT, QUERY_PROMPT, QUERY_TOKENS, ROUND_TOKENS, Rows, chain_rows, mrcr_rows
+from k3_decode.canary.tasks import (
+    CHAIN_PROMPT,
+    QUERY_PROMPT,
+    QUERY_TOKENS,
+    ROUND_TOKENS,
+    Rows,
+    chain_rows,
+    mrcr_rows,
+)
 
 __all__ = ["Batch", "Layout", "Schedule", "make_batch"]
 
 _LONGEST_CHAIN = 4096
 _COUNTERFACTUAL_PART = 16
-"""One row in this many is counterfactual: in some answers MLA's own row is hidden or the last chosen expert is left
-out, and the right token and its distractor change places there. So these two turn answers wrong by training, not by
-luck."""
+"""One row in this many is counterfactual: in some answers MLA's own row is hidden or the last chosen expert
+is left out, and the right token and its distractor change places there. So these two turn answers wrong by
+training, not by luck."""
 
 
 class Layout(NamedTuple):
@@ -47,8 +56,8 @@ class Layout(NamedTuple):
 class Batch(NamedTuple):
     """One training batch as it crosses the queue from a worker."""
 
-    index: int
-    """Which layout."""
+    layout: int
+    """Index of its layout."""
     tokens: npt.NDArray[np.int16]
     supervised: npt.NDArray[np.bool_]
     wrong: npt.NDArray[np.bool_]
@@ -86,15 +95,15 @@ class Schedule:
     right_share: float
     """Share of the right token in the late target; its distractor gets the rest."""
     is_continued: bool
-    """Continues trained weights: every length and the late target from the start, the rate falling at once."""
+    """Continues trained weights: every length and the late target from the start, the rate falling at
+    once."""
 
     def mix(self, progress: float, lengths: int) -> npt.NDArray[np.float64]:
         """Probability of each layout."""
         stage = _CONTINUED if self.is_continued else [mix for start, mix in _STAGES if start <= progress][-1]
-        weights = np.zeros(lengths)
-        chosen = stage[:lengths]
-        weights[: len(chosen)] = chosen
-        return weights / weights.sum()
+        chosen = (*stage, *(0.0 for _ in range(lengths)))[:lengths]
+        weights = np.array(chosen, np.float64)
+        return np.asarray(weights / weights.sum(), np.float64)
 
     def rate_at(self, progress: float, step: int) -> float:
         """Warm-up over 150 steps; constant to half, then linear to 1 %."""
@@ -121,8 +130,8 @@ _STAGES: tuple[tuple[float, tuple[float, ...]], ...] = (
     (0.72, (0.1, 0.12, 0.16, 0.22, 0.26, 0.14)),
 )
 _CONTINUED = (0.06, 0.08, 0.12, 0.2, 0.4, 0.14)
-"""Short first: training starts at 256 tokens and doubles. A model that starts long does not learn to retrieve. A continued run leans
-on 4096, where chains are longest."""
+"""Short first: training starts at 256 tokens and doubles. A model that starts long does not learn to
+retrieve. A continued run leans on 4096, where chains are longest."""
 
 
 def _hidden_answers(rng: np.random.Generator, rows: Rows, count: int) -> npt.NDArray[np.bool_]:
@@ -142,13 +151,12 @@ def _hidden_tail(rng: np.random.Generator, rows: Rows, count: int) -> npt.NDArra
 
 
 def _facts_by_experts(rng: np.random.Generator, rows: Rows) -> npt.NDArray[np.bool_]:
-    """The part of each round that looks facts up and adds them (from R's hundreds on), in three of four chains."""
+    """The part of each round that looks facts up and adds them (from R's hundreds on), in three of four
+    chains."""
     place = (np.arange(rows.supervised.shape[1]) - CHAIN_PROMPT) % ROUND_TOKENS
     is_chosen = rng.random((rows.supervised.shape[0], 1)) < 0.75
     return rows.supervised & is_chosen & ((place >= 5) & (place < 11))
 
 
 def _none(length: int) -> Rows:
-    return Rows(
-        np.zeros((0, length + 1), np.int64), np.zeros((0, length), np.bool_), np.zeros(0, np.int64)
-    )
+    return Rows(np.zeros((0, length + 1), np.int64), np.zeros((0, length), np.bool_), np.zeros(0, np.int64))

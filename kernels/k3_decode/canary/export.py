@@ -1,7 +1,7 @@
 """Weight files of the canary: safetensors, routed experts as MXFP4, everything else bf16 or fp32.
 
-Writes and reads the format itself (an 8-byte length, a JSON header, the data), because training machines may lack the
-library.
+Writes and reads the format itself (an 8-byte length, a JSON header, the data), because training machines
+may lack the library.
 """
 
 import json
@@ -15,24 +15,45 @@ from torch import Tensor
 from k3_decode.canary.network import Layer, Network
 from k3_decode.shapes import MXFP4_GROUP
 
-__all__ = ["load_network", "mxfp4_packed", "mxfp4_unpacked", "read_safetensors", "tensors_of", "write_safetensors", "write_weights"]  # fmt: skip
+__all__ = [
+    "load_network",
+    "mxfp4_packed",
+    "mxfp4_unpacked",
+    "read_safetensors",
+    "tensors_of",
+    "write_safetensors",
+    "write_weights",
+]
 
 _DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.uint8: "U8"}
 _LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """E2M1 magnitudes by code; bit 3 is the sign."""
 _LAYER_NAMES = {
-    "attn_norm": "input_layernorm.weight", "mlp_norm": "post_attention_layernorm.weight",
-    "q": "self_attn.q_proj.weight", "k": "self_attn.k_proj.weight", "v": "self_attn.v_proj.weight",
-    "f_a": "self_attn.f_a_proj.weight", "f_b": "self_attn.f_b_proj.weight", "beta": "self_attn.b_proj.weight",
-    "gate": "self_attn.g_proj.weight", "out": "self_attn.o_proj.weight", "a_log": "self_attn.A_log",
-    "dt_bias": "self_attn.dt_bias", "out_norm": "self_attn.o_norm.weight",
-    "q_a": "self_attn.q_a_proj.weight", "q_b": "self_attn.q_b_proj.weight", "q_norm": "self_attn.q_a_layernorm.weight",
-    "kv_a": "self_attn.kv_a_proj_with_mqa.weight", "kv_b": "self_attn.kv_b_proj.weight",
+    "attn_norm": "input_layernorm.weight",
+    "mlp_norm": "post_attention_layernorm.weight",
+    "q": "self_attn.q_proj.weight",
+    "k": "self_attn.k_proj.weight",
+    "v": "self_attn.v_proj.weight",
+    "f_a": "self_attn.f_a_proj.weight",
+    "f_b": "self_attn.f_b_proj.weight",
+    "beta": "self_attn.b_proj.weight",
+    "gate": "self_attn.g_proj.weight",
+    "out": "self_attn.o_proj.weight",
+    "a_log": "self_attn.A_log",
+    "dt_bias": "self_attn.dt_bias",
+    "out_norm": "self_attn.o_norm.weight",
+    "q_a": "self_attn.q_a_proj.weight",
+    "q_b": "self_attn.q_b_proj.weight",
+    "q_norm": "self_attn.q_a_layernorm.weight",
+    "kv_a": "self_attn.kv_a_proj_with_mqa.weight",
+    "kv_b": "self_attn.kv_b_proj.weight",
     "kv_norm": "self_attn.kv_a_layernorm.weight",
-    "router": "block_sparse_moe.gate.weight", "router_bias": "block_sparse_moe.gate.e_score_correction_bias",
-    "latent_down": "block_sparse_moe.latent_down_proj.weight", "latent_up": "block_sparse_moe.latent_up_proj.weight",
+    "router": "block_sparse_moe.gate.weight",
+    "router_bias": "block_sparse_moe.gate.e_score_correction_bias",
+    "latent_down": "block_sparse_moe.latent_down_proj.weight",
+    "latent_up": "block_sparse_moe.latent_up_proj.weight",
     "latent_norm": "block_sparse_moe.routed_expert_norm.weight",
-}  # fmt: skip
+}
 """Training name to checkpoint name (`weights.py`) of what is stored as it is."""
 _FP32 = ("a_log", "dt_bias", "out_norm", "router_bias")
 _FFN_NAMES = {"ffn_gate": "gate_proj.weight", "ffn_up": "up_proj.weight", "ffn_down": "down_proj.weight"}
@@ -63,17 +84,17 @@ def mxfp4_unpacked(packed: Tensor, scale: Tensor) -> Tensor:
     """fp32 weight of `mxfp4_packed`'s result."""
     codes = torch.stack([packed & 15, packed >> 4], -1).flatten(-2).long()
     levels = torch.tensor([*_LEVELS, *(-x for x in _LEVELS)], device=packed.device)
-    values = levels[codes].unflatten(-1, (-1, MXFP4_GROUP))
+    values = torch.unflatten(levels[codes], -1, (-1, MXFP4_GROUP))
     return (values * torch.exp2(scale.float() - _BIAS)[..., None]).flatten(-2)
 
 
 def tensors_of(network: Network) -> dict[str, Tensor]:
     """The network under the checkpoint's names and dtypes."""
-    stored = {
+    plain: dict[str, Tensor] = {
         "model.embed_tokens.weight": network.embedding, "lm_head.weight": network.head,
         "model.norm.weight": network.final_norm,
     }  # fmt: skip
-    stored = {name: t.detach().to(torch.bfloat16) for name, t in stored.items()}
+    stored = {name: t.detach().to(torch.bfloat16) for name, t in plain.items()}
     stored |= _residual("model.output_attn_res", network.final_query)
     for i, layer in enumerate(network.each_layer()):
         stored |= {f"model.layers.{i}.{name}": t for name, t in _layer_tensors(layer).items()}
@@ -130,7 +151,9 @@ def _fill_layer(layer: Layer, stored: Mapping[str, Tensor]) -> None:
         layer.conv.copy_(torch.cat([stored[f"self_attn.{name}"][:, 0] for name in _CONVS]))
     if not layer.is_dense:
         w13, w2 = (
-            mxfp4_unpacked(*(stored[f"block_sparse_moe.experts.{name}_weight{end}"] for end in ("", "_scale")))
+            mxfp4_unpacked(
+                *(stored[f"block_sparse_moe.experts.{name}_weight{end}"] for end in ("", "_scale"))
+            )
             for name in ("w13", "w2")
         )
         gate, up = w13.chunk(2, 1)
@@ -156,7 +179,11 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     for name in sorted(tensors):
         t = tensors[name].detach().cpu().contiguous()
         blob = t.reshape(-1).view(torch.uint8).numpy().tobytes()
-        header[name] = {"dtype": _DTYPES[t.dtype], "shape": list(t.shape), "data_offsets": [offset, offset + len(blob)]}
+        header[name] = {
+            "dtype": _DTYPES[t.dtype],
+            "shape": list(t.shape),
+            "data_offsets": [offset, offset + len(blob)],
+        }
         blobs.append(blob)
         offset += len(blob)
     text = json.dumps(header, separators=(",", ":")).encode()

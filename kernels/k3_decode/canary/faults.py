@@ -1,7 +1,7 @@
 """Faults that a decode kernel or its caller may have, each planted in one part of `replay.Path`, with a size.
 
-A fault acts on generated tokens only: the prompt is taken in fault-free, as a serving engine prefills through other
-kernels. Sizes run from gross to small; `FAULTS` lists them with what a size means.
+A fault acts on generated tokens only: the prompt is taken in fault-free, as a serving engine prefills
+through other kernels. Sizes run from gross to small; `FAULTS` lists them with what a size means.
 """
 
 import math
@@ -76,7 +76,8 @@ class _MissingSource(Path):
 
 
 class _WrongExpert(Path):
-    """Where the last chosen and the first rejected expert are closer than the size, the wrong one is taken."""
+    """Where the last chosen and the first rejected expert are closer than the size, the wrong one is
+    taken."""
 
     def selection(self, score: Tensor, ranked: Tensor, top_k: int, layer: int) -> Tensor:
         ordered = score.gather(1, ranked)
@@ -97,11 +98,12 @@ class _DroppedExpert(Path):
 
 
 class _ScaleStep(Path):
-    """MXFP4 scale bytes one step too high: this many blocks of each expert's gate and up weight, in every layer."""
+    """MXFP4 scale bytes one step too high: this many blocks of each expert's gate and up weight, in every
+    layer."""
 
     def expert_weights(self, w13: Tensor, w2: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         w13 = w13.clone()
-        blocks = w13.unflatten(-1, (-1, 32)).flatten(1, 2)  # [E, blocks, 32], a view
+        blocks = torch.unflatten(w13, -1, (-1, 32)).flatten(1, 2)  # [E, blocks, 32], a view
         blocks[:, : int(self.magnitude)] *= 2
         return w13, w2
 
@@ -129,7 +131,8 @@ class _NanRow(Path):
 
 
 class _DroppedRank(Path):
-    """The second rank's part of one reduction (attention output of one layer) is lost, on a share of the tokens."""
+    """The second rank's part of one reduction (attention output of one layer) is lost, on a share of the
+    tokens."""
 
     def reduced(self, parts: Tensor, layer: int) -> Tensor:
         if layer != _MIDDLE:
@@ -151,7 +154,9 @@ class _ShortAccumulator(Path):
     def weighted(self, share: Tensor, latent: Tensor) -> Tensor:
         total = torch.zeros(*share.shape[:3], latent.shape[-1], device=share.device)
         for page in range(0, latent.shape[1], _PAGE):
-            part = torch.einsum("bhnt,btc->bhnc", share[..., page : page + _PAGE], latent[:, page : page + _PAGE])
+            part = torch.einsum(
+                "bhnt,btc->bhnc", share[..., page : page + _PAGE], latent[:, page : page + _PAGE]
+            )
             total = _kept_bits(total + part, int(self.magnitude))
         return total
 

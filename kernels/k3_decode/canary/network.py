@@ -1,9 +1,10 @@
 """The canary's training forward: K3's layers over whole sequences, differentiable.
 
-Computes in bf16 from fp32 master parameters (float32 throughout on a CPU), rounding where the decode path rounds, so that exported
-weights meet the numerics they were trained in. Experts are computed densely under a masked weight, which wastes 4x
-work and needs no dispatch; their weights pass through MXFP4 rounding (straight-through), so that packing them changes
-nothing. Every step is static in shape: a whole training step fits one CUDA graph.
+Computes in bf16 from fp32 master parameters (float32 throughout on a CPU), rounding where the decode path
+rounds, so that exported weights meet the numerics they were trained in. Experts are computed densely under
+a masked weight, which wastes 4x work and needs no dispatch; their weights pass through MXFP4 rounding
+(straight-through), so that packing them changes nothing. Every step is static in shape: a whole training
+step fits one CUDA graph.
 
 Not the stock path and not an oracle: the result is graded by `k3_decode.model`.
 """
@@ -11,17 +12,18 @@ Not the stock path and not an oracle: the result is graded by `k3_decode.model`.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as nnf
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from k3_decode.shapes import MXFP4_GROUP, K3Shapes
 
 __all__ = ["Layer", "Network", "Pieces", "Wrongs", "forward", "mxfp4_rounded", "pieces"]
 
+_Function = TypeVar("_Function", bound=Callable[..., object])
 Kda = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -37,7 +39,10 @@ class Layer(nn.Module):
         if self.is_mla:
             assert s.q_lora is not None
             self.q_a, self.q_b = _matrix(s.q_lora, d), _matrix(s.heads * (s.qk_nope + s.qk_rope), s.q_lora)
-            self.kv_a, self.kv_b = _matrix(s.kv_lora + s.qk_rope, d), _matrix(s.heads * (s.qk_nope + s.v_dim), s.kv_lora)
+            self.kv_a, self.kv_b = (
+                _matrix(s.kv_lora + s.qk_rope, d),
+                _matrix(s.heads * (s.qk_nope + s.v_dim), s.kv_lora),
+            )
             self.q_norm, self.kv_norm = _ones(s.q_lora), _ones(s.kv_lora)
         else:
             self.q, self.k, self.v = _matrix(channels, d), _matrix(channels, d), _matrix(channels, d)
@@ -59,7 +64,10 @@ class Layer(nn.Module):
             self.expert_gate = _matrix(s.experts, s.expert_inter, s.latent)
             self.expert_up = _matrix(s.experts, s.expert_inter, s.latent)
             self.expert_down = _matrix(s.experts, s.latent, s.expert_inter)
-            self.latent_norm, self.latent_up = _ones(s.latent), _matrix(d, s.latent, scale=0.3 / math.sqrt(s.latent))
+            self.latent_norm, self.latent_up = (
+                _ones(s.latent),
+                _matrix(d, s.latent, scale=0.3 / math.sqrt(s.latent)),
+            )
 
 
 class Network(nn.Module):
@@ -100,8 +108,8 @@ class Wrongs(NamedTuple):
     expert_dropped: Tensor
     """[B*T] bool: the last chosen expert is left out, weights as they were."""
     ffn_kept: Tensor
-    """[B*T] 1 or 0: factor on the dense FFN and the shared expert, so that what is learnt without them lies in the
-    routed experts."""
+    """[B*T] 1 or 0: factor on the dense FFN and the shared expert, so that what is learnt without them lies
+    in the routed experts."""
 
 
 def pieces(shapes: K3Shapes, kda: Kda, is_compiled: bool) -> Pieces:
@@ -127,7 +135,7 @@ def pieces(shapes: K3Shapes, kda: Kda, is_compiled: bool) -> Pieces:
         xf = x.float()
         y = xf * weight[:, taps - 1]
         for j in range(1, taps):
-            shifted = F.pad(xf[:-j], (0, 0, j, 0))
+            shifted = nnf.pad(xf[:-j], (0, 0, j, 0))
             y = y + torch.where((position >= j)[:, None], shifted, 0.0) * weight[:, taps - 1 - j]
         return (y * torch.sigmoid(y)).to(x.dtype)
 
@@ -150,8 +158,11 @@ def pieces(shapes: K3Shapes, kda: Kda, is_compiled: bool) -> Pieces:
         hidden = _situ(gate_up).view(-1, experts, inter) * weight[:, :, None]
         return hidden.flatten(1).to(gate_up.dtype), load
 
-    def loss(logits: Tensor, right: Tensor, other: Tensor, share: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross entropy with `share` of the mass on `right` and the rest on `other`; and its excess over the entropy."""
+    def loss(
+        logits: Tensor, right: Tensor, other: Tensor, share: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Cross entropy with `share` of the mass on `right` and the rest on `other`; and its excess over
+        the entropy."""
         lf = logits.float()
         lse = torch.logsumexp(lf, -1)
         a, b = lf.gather(1, right[:, None]).squeeze(1), lf.gather(1, other[:, None]).squeeze(1)
@@ -161,13 +172,24 @@ def pieces(shapes: K3Shapes, kda: Kda, is_compiled: bool) -> Pieces:
         excess = nll - torch.where(right == other, torch.zeros_like(entropy), entropy)
         return (nll * weight).sum(), excess.detach()
 
-    plain = (attn_res, conv_silu, gated_norm, situ, situ_experts, loss, mxfp4_rounded)
-    made = [torch.compile(f, dynamic=False) for f in plain] if is_compiled else list(plain)
-    return Pieces(*made, kda)  # type: ignore[arg-type]
+    def made(function: _Function) -> _Function:
+        return cast(_Function, torch.compile(function, dynamic=False)) if is_compiled else function
+
+    return Pieces(
+        made(attn_res),
+        made(conv_silu),
+        made(gated_norm),
+        made(situ),
+        made(situ_experts),
+        made(loss),
+        made(mxfp4_rounded),
+        kda,
+    )
 
 
 def mxfp4_rounded(weight: Tensor) -> Tensor:
-    """`weight` on the MXFP4 grid (groups of 32 along the last axis, scale the smallest power of two that clips nothing).
+    """`weight` on the MXFP4 grid (groups of 32 along the last axis, scale the smallest power of two that
+    clips nothing).
 
     The gradient passes straight through.
     """
@@ -190,9 +212,9 @@ def forward(
     """
     s = network.shapes
     assert s.attn_res_block is not None
-    rows, length = tokens.shape
+    rows = tokens.shape[0]
     dtype = torch.bfloat16 if network.embedding.is_cuda else torch.float32
-    prefix = F.embedding(tokens.reshape(-1), network.embedding).to(dtype)
+    prefix = nnf.embedding(tokens.reshape(-1), network.embedding).to(dtype)
     zero = prefix * 0
     blocks = s.attn_res_blocks
     stand_ins = [prefix.clone() for _ in range(blocks)]  # distinct: keeps the compiled piece to one variant
@@ -213,13 +235,18 @@ def forward(
         is_first = i % s.attn_res_block == 0
         if is_first:
             bank.append(prefix)
-        attended = _mla(layer, x, rows, s, own_row) if layer.is_mla else _kda(layer, x, rows, position, s, run)
-        a = F.linear(attended, layer.out.to(dtype))
+        attended = (
+            _mla(layer, x, rows, s, own_row) if layer.is_mla else _kda(layer, x, rows, position, s, run)
+        )
+        a = nnf.linear(attended, layer.out.to(dtype))
         if is_first:
             prefix, x = mix(a, zero, done + 1, layer.mlp_query, layer.mlp_norm)
         else:
             prefix, x = mix(prefix, a, done, layer.mlp_query, layer.mlp_norm)
-        delta = F.linear(run.situ(F.linear(x, torch.cat([layer.ffn_gate, layer.ffn_up]).to(dtype))), layer.ffn_down.to(dtype))
+        delta = nnf.linear(
+            run.situ(nnf.linear(x, torch.cat([layer.ffn_gate, layer.ffn_up]).to(dtype))),
+            layer.ffn_down.to(dtype),
+        )
         if wrongs is not None:
             delta = delta * wrongs.ffn_kept[:, None].to(dtype)
         if not layer.is_dense:
@@ -227,33 +254,35 @@ def forward(
             loads.append(load)
             delta = delta + routed
     _, x = mix(prefix, delta, s.attn_res_blocks, network.final_query, network.final_norm)
-    return F.linear(x, network.head.to(dtype)), loads
+    return nnf.linear(x, network.head.to(dtype)), loads
 
 
 def _mla(layer: Layer, x: Tensor, rows: int, s: K3Shapes, own_row: Tensor | None) -> Tensor:
     dtype, length, heads = x.dtype, x.shape[0] // rows, s.heads
     q_lora, channels = layer.q_a.shape[0], heads * s.head_dim
-    packed = F.linear(x, torch.cat([layer.q_a, layer.kv_a, layer.gate]).to(dtype))
-    q_c, kv_c, k_pe, gate = packed.split([q_lora, s.kv_lora, s.qk_rope, channels], -1)
-    q = F.linear(F.rms_norm(q_c, (q_lora,), layer.q_norm.to(dtype), s.norm_eps), layer.q_b.to(dtype))
-    kv = F.linear(F.rms_norm(kv_c, (s.kv_lora,), layer.kv_norm.to(dtype), s.norm_eps), layer.kv_b.to(dtype))
+    packed = nnf.linear(x, torch.cat([layer.q_a, layer.kv_a, layer.gate]).to(dtype))
+    q_c, kv_c, k_pe, gate = torch.split(packed, [q_lora, s.kv_lora, s.qk_rope, channels], -1)
+    q = nnf.linear(nnf.rms_norm(q_c, (q_lora,), layer.q_norm.to(dtype), s.norm_eps), layer.q_b.to(dtype))
+    kv = nnf.linear(
+        nnf.rms_norm(kv_c, (s.kv_lora,), layer.kv_norm.to(dtype), s.norm_eps), layer.kv_b.to(dtype)
+    )
     q = q.view(rows, length, heads, -1).transpose(1, 2)
     kv = kv.view(rows, length, heads, -1)
     k_rope = k_pe.view(rows, length, 1, s.qk_rope).expand(rows, length, heads, s.qk_rope)
     k = torch.cat([kv[..., : s.qk_nope], k_rope], -1).transpose(1, 2)
-    v = F.pad(kv[..., s.qk_nope :], (0, q.shape[-1] - s.v_dim)).transpose(1, 2)
+    v = nnf.pad(kv[..., s.qk_nope :], (0, q.shape[-1] - s.v_dim)).transpose(1, 2)
     scale = (s.qk_nope + s.qk_rope) ** -0.5
     if own_row is None:
-        o = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+        o = nnf.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
     else:
         n = own_row.shape[0]
         mask = _without_own_row(own_row)
         with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-            masked = (t[:n].contiguous() for t in (q, k, v))
-            first = F.scaled_dot_product_attention(*masked, attn_mask=mask, scale=scale)
+            a, b, c = (t[:n].contiguous() for t in (q, k, v))
+            first = nnf.scaled_dot_product_attention(a, b, c, attn_mask=mask, scale=scale)
         parts = [first]
         if n < rows:
-            rest = F.scaled_dot_product_attention(q[n:], k[n:], v[n:], is_causal=True, scale=scale)
+            rest = nnf.scaled_dot_product_attention(q[n:], k[n:], v[n:], is_causal=True, scale=scale)
             parts.append(rest)
         o = torch.cat(parts)
     return o.transpose(1, 2)[..., : s.v_dim].reshape(-1, channels) * torch.sigmoid(gate)
@@ -271,27 +300,29 @@ def _without_own_row(hidden: Tensor) -> Tensor:
 def _kda(layer: Layer, x: Tensor, rows: int, position: Tensor, s: K3Shapes, run: Pieces) -> Tensor:
     dtype, length, heads = x.dtype, x.shape[0] // rows, s.heads
     channels = heads * s.head_dim
-    packed = F.linear(x, torch.cat([layer.q, layer.k, layer.v, layer.gate, layer.f_a, layer.beta]).to(dtype))
-    qkv, gate, f_a, beta = packed.split([3 * channels, channels, s.head_dim, heads], -1)
+    packed = nnf.linear(
+        x, torch.cat([layer.q, layer.k, layer.v, layer.gate, layer.f_a, layer.beta]).to(dtype)
+    )
+    qkv, gate, f_a, beta = torch.split(packed, [3 * channels, channels, s.head_dim, heads], -1)
     qkv = run.conv_silu(qkv, layer.conv, position)
     q, k, v = (t.reshape(rows, length, heads, s.head_dim).contiguous() for t in qkv.chunk(3, -1))
-    decay = F.linear(f_a, layer.f_b.to(dtype)).view(rows, length, heads, s.head_dim)
+    decay = nnf.linear(f_a, layer.f_b.to(dtype)).view(rows, length, heads, s.head_dim)
     o = run.kda(q, k, v, decay, beta.reshape(rows, length, heads).contiguous(), layer.a_log, layer.dt_bias)
     return run.gated_norm(o.reshape(-1, heads, s.head_dim).to(dtype), gate, layer.out_norm)
 
 
 def _experts(layer: Layer, x: Tensor, dropped: Tensor, s: K3Shapes, run: Pieces) -> tuple[Tensor, Tensor]:
     dtype = x.dtype
-    latent = F.linear(x, layer.latent_down.to(dtype))
+    latent = nnf.linear(x, layer.latent_down.to(dtype))
     # in fp32, as the decode path: logits rounded to bf16 would tie at the border and let a fifth expert in
-    logits = F.linear(x.float(), layer.router.to(dtype).float())
+    logits = nnf.linear(x.float(), layer.router.to(dtype).float())
     gate, up, down = (run.mxfp4(w) for w in (layer.expert_gate, layer.expert_up, layer.expert_down))
-    gate_up = F.linear(latent, torch.cat([gate.flatten(0, 1), up.flatten(0, 1)]).to(dtype))
+    gate_up = nnf.linear(latent, torch.cat([gate.flatten(0, 1), up.flatten(0, 1)]).to(dtype))
     bias = layer.get_buffer("router_bias")
     hidden, load = run.situ_experts(gate_up, logits, bias, dropped)
-    combined = F.linear(hidden, down.permute(1, 0, 2).reshape(s.latent, -1).to(dtype))
-    normed = F.rms_norm(combined, (s.latent,), layer.latent_norm.to(dtype), s.norm_eps)
-    return F.linear(normed, layer.latent_up.to(dtype)), load
+    combined = nnf.linear(hidden, down.permute(1, 0, 2).reshape(s.latent, -1).to(dtype))
+    normed = nnf.rms_norm(combined, (s.latent,), layer.latent_norm.to(dtype), s.norm_eps)
+    return nnf.linear(normed, layer.latent_up.to(dtype)), load
 
 
 def _situ(gate_up: Tensor) -> Tensor:

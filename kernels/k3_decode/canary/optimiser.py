@@ -1,7 +1,7 @@
 """Muon for the canary's matrices: momentum, orthogonalised by five Newton-Schulz steps (Jordan et al., 2024).
 
-Matrices of one shape (either way round) are stacked into one batched product. State is static, so that a step can be
-captured in a CUDA graph; the learning rate is a device scalar.
+Matrices of one shape (either way round) are stacked into one batched product. State is static, so that a
+step can be captured in a CUDA graph; the learning rate is a device scalar.
 """
 
 import math
@@ -19,7 +19,9 @@ _NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)
 class Muon:
     """Steps `parameters` (2-D, or 3-D: one matrix per leading index); owns their momentum."""
 
-    def __init__(self, parameters: Iterable[Tensor], rate: Tensor, momentum: float = 0.95, decay: float = 0.05) -> None:
+    def __init__(
+        self, parameters: Iterable[Tensor], rate: Tensor, momentum: float = 0.95, decay: float = 0.05
+    ) -> None:
         self.rate, self.momentum, self.decay = rate, momentum, decay
         self.groups: dict[tuple[int, int], list[Tensor]] = {}
         for p in parameters:

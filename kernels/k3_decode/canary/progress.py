@@ -1,10 +1,11 @@
 """How well a network in training does: teacher-forced exact match and margins on held-out seeds.
 
-The right token first at every place that the model writes is the same as an exact greedy generation, up to the
-rounding of chunked against recurrent KDA; so that training can be followed without generating.
+The right token first at every place that the model writes is the same as an exact greedy generation, up to
+the rounding of chunked against recurrent KDA; so that training can be followed without generating.
 """
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,10 +24,12 @@ _QUERIES = 4
 def evaluate(
     network: Network, run: Pieces, task: str, length: int, count: int, wrong: str = ""
 ) -> dict[str, float | int | list[float]]:
-    """Share of exact answers (mrcr: four questions a row; chains end inside the row), and margins of the right token.
+    """Share of exact answers (mrcr: four questions a row; chains end inside the row), and margins of the
+    right token.
 
-    `wrong`, where the model writes: `own_row` hides MLA's own row, `expert` drops the last chosen expert, `ffn` switches
-    the dense FFN and the shared expert off. `margins`: minimum, 0.1 %, 1 % and 50 % quantiles of its logit less the best other one.
+    `wrong`, where the model writes: `own_row` hides MLA's own row, `expert` drops the last chosen expert,
+    `ffn` switches the dense FFN and the shared expert off. `margins`: minimum, 0.1 %, 1 % and 50 %
+    quantiles of its logit less the best other one.
     """
     rng = np.random.default_rng((_HELD_OUT, length, task == "mrcr"))
     if task == "mrcr":
@@ -38,7 +41,7 @@ def evaluate(
     margins: list[Tensor] = []
     size = max(1, min(count, _TOKENS_AT_ONCE // length))
     for start in range(0, count, size):
-        part = Rows(*(x[start : start + size] for x in rows))
+        part = Rows(*(x[start : start + size] for x in rows))  # type: ignore[arg-type]  # fields keep their types
         tokens, supervised = (torch.from_numpy(x).to(device) for x in (part.tokens, part.supervised))
         n = tokens.shape[0]
         nowhere = torch.zeros_like(supervised)
@@ -48,7 +51,11 @@ def evaluate(
             (~supervised if wrong == "ffn" else ~nowhere).float().reshape(-1),
         )
         position = torch.arange(length, device=device).repeat(n)
-        logits = forward(network, tokens[:, :-1], position, run, wrongs if wrong else None)[0].float().view(n, length, -1)
+        logits = (
+            forward(network, tokens[:, :-1], position, run, wrongs if wrong else None)[0]
+            .float()
+            .view(n, length, -1)
+        )
         right = tokens[:, 1:, None]
         best_other = logits.scatter(2, right, -1e9).amax(-1)
         margin = logits.gather(2, right)[..., 0] - best_other
@@ -65,9 +72,9 @@ def evaluate(
     }  # fmt: skip
 
 
-def _exact(hit: np.ndarray, rows: Rows, task: str) -> list[bool]:
+def _exact(hit: npt.NDArray[np.bool_], rows: Rows, task: str) -> list[bool]:
     if task == "chain":
-        return [bool(x) for x in (hit | ~rows.supervised).all(1)]
+        return [bool((hit[b] | ~rows.supervised[b]).all()) for b in range(hit.shape[0])]
     found = []
     for b, start in enumerate(rows.starts):
         for first in range(int(start), hit.shape[1] - QUERY_TOKENS + 2, QUERY_TOKENS):

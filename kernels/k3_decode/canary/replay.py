@@ -1,20 +1,20 @@
 """Teacher-forced replay of the canary through the decode path's formulas, with one part open to a fault.
 
-Right tokens first at every step of a teacher-forced replay is the same as an exact greedy generation, since both are
-identical up to the first error. So one replay gives exact match, margins and log-probability drift at once, layer by
-layer over all positions, where only the KDA recurrence has to go token by token.
+Right tokens first at every step of a teacher-forced replay is the same as an exact greedy generation, since
+both are identical up to the first error. So one replay gives exact match, margins and log-probability drift
+at once, layer by layer over all positions, where only the KDA recurrence has to go token by token.
 
-Rounds to bf16 where the stock decode path does; arithmetic is fp32. Independent of `model.py`; a test holds the two
-together. `Path` is the decode path part by part: `faults.py` overrides one part each, `BENIGN` holds roundings that a
-right kernel may choose.
+Rounds to bf16 where the stock decode path does; arithmetic is fp32. Independent of `model.py`; a test holds
+the two together. `Path` is the decode path part by part: `faults.py` overrides one part each, `BENIGN`
+holds roundings that a right kernel may choose.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional as nnf
 
 from k3_decode.canary.export import mxfp4_unpacked
 from k3_decode.shapes import K3Shapes
@@ -193,14 +193,26 @@ def advance(model: Model, caches: Caches, tokens: Tensor, path: Path) -> Tensor:
     delta = torch.zeros_like(prefix)
     for i in range(s.layers):
         w, done, is_first = model.layer(i), -(-i // s.attn_res_block), i % s.attn_res_block == 0
-        prefix, x = _mix(prefix, delta, bank[:done], w, "self_attention_res", w["input_layernorm.weight"], s, path, i)
+        prefix, x = _mix(
+            prefix, delta, bank[:done], w, "self_attention_res", w["input_layernorm.weight"], s, path, i
+        )
         if is_first:
             bank.append(prefix)
         heads = _mla(w, x, caches, i, s, path) if s.is_mla(i) else _kda(w, x, caches, i, s, path)
-        out = w["self_attn.o_proj.weight"].unflatten(1, (s.heads, -1))
+        out = torch.unflatten(w["self_attn.o_proj.weight"], 1, (s.heads, -1))
         attended = rounded(path.reduced(torch.einsum("bnhp,dhp->hbnd", heads, out), i))
         base, step = (attended, torch.zeros_like(attended)) if is_first else (prefix, attended)
-        prefix, x = _mix(base, step, bank[: done + is_first], w, "mlp_res", w["post_attention_layernorm.weight"], s, path, i)
+        prefix, x = _mix(
+            base,
+            step,
+            bank[: done + is_first],
+            w,
+            "mlp_res",
+            w["post_attention_layernorm.weight"],
+            s,
+            path,
+            i,
+        )
         delta = _ffn(w, x, i, s, path)
     final = Weights(t, "model.")
     _, x = _mix(prefix, delta, bank, final, "output_attn_res", t["model.norm.weight"], s, path, s.layers)
@@ -209,8 +221,16 @@ def advance(model: Model, caches: Caches, tokens: Tensor, path: Path) -> Tensor:
 
 
 def _mix(
-    prefix: Tensor, delta: Tensor, bank: list[Tensor], w: Weights, name: str, norm: Tensor, s: K3Shapes, path: Path, layer: int
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    prefix: Tensor,
+    delta: Tensor,
+    bank: list[Tensor],
+    w: Weights,
+    name: str,
+    norm: Tensor,
+    s: K3Shapes,
+    path: Path,
+    layer: int,
+) -> tuple[Tensor, Tensor]:
     prefix = rounded(prefix + delta)
     score = w[f"{name}_norm.weight"] * w[f"{name}_proj.weight"][0]
     sources = torch.stack([*bank, prefix], -2)
@@ -222,15 +242,17 @@ def _mix(
 
 def _mla(w: Weights, x: Tensor, caches: Caches, layer: int, s: K3Shapes, path: Path) -> Tensor:
     eps, start, n = s.norm_eps, caches.position, x.shape[1]
-    q_c = rounded(_normed(rounded(x @ w["self_attn.q_a_proj.weight"].T), w["self_attn.q_a_layernorm.weight"], eps))
-    q = rounded(q_c @ w["self_attn.q_b_proj.weight"].T).unflatten(-1, (s.heads, -1))
+    q_c = rounded(
+        _normed(rounded(x @ w["self_attn.q_a_proj.weight"].T), w["self_attn.q_a_layernorm.weight"], eps)
+    )
+    q = _by_head(rounded(q_c @ w["self_attn.q_b_proj.weight"].T), s)
     kv = rounded(x @ w["self_attn.kv_a_proj_with_mqa.weight"].T)
     latent = rounded(_normed(kv[..., : s.kv_lora], w["self_attn.kv_a_layernorm.weight"], eps))
     new = torch.cat([latent, kv[..., s.kv_lora :]], -1)
     rows = torch.cat([caches.rows[layer], new], 1) if layer in caches.rows else new
     caches.rows[layer] = rows
     seen = path.stored_rows(rows)
-    up = w["self_attn.kv_b_proj.weight"].unflatten(0, (s.heads, -1))
+    up = torch.unflatten(w["self_attn.kv_b_proj.weight"], 0, (s.heads, -1))
     q_latent = rounded(torch.einsum("bnhd,hdc->bhnc", q[..., : s.qk_nope], up[:, : s.qk_nope]))
     query = torch.cat([q_latent, q[..., s.qk_nope :].transpose(1, 2)], -1)
     scores = query @ seen[:, None].transpose(-1, -2) * (s.qk_nope + s.qk_rope) ** -0.5
@@ -240,7 +262,7 @@ def _mla(w: Weights, x: Tensor, caches: Caches, layer: int, s: K3Shapes, path: P
     lat = path.weighted(torch.softmax(scores, -1), seen[..., : s.kv_lora])
     lat = rounded(lat) if path.roundings.latent_to_bf16 else lat
     value = rounded(torch.einsum("bhnc,hdc->bnhd", lat, up[:, s.qk_nope :]))
-    gate = rounded(x @ w["self_attn.g_proj.weight"].T).unflatten(-1, (s.heads, -1))
+    gate = _by_head(rounded(x @ w["self_attn.g_proj.weight"].T), s)
     return rounded(value * torch.sigmoid(gate))
 
 
@@ -252,18 +274,20 @@ def _kda(w: Weights, x: Tensor, caches: Caches, layer: int, s: K3Shapes, path: P
     series = torch.cat([window, raw], 1)
     caches.inputs[layer] = torch.cat([before, raw], 1)[:, -2 * taps :]
     conv = torch.cat([w[f"self_attn.{p}_conv1d.weight"][:, 0] for p in "qkv"])
-    y = F.silu(sum((series[:, j : j + x.shape[1]] * conv[:, j] for j in range(taps)), torch.zeros_like(raw)))
+    y = nnf.silu(
+        sum((series[:, j : j + x.shape[1]] * conv[:, j] for j in range(taps)), torch.zeros_like(raw))
+    )
     y = rounded(y) if path.roundings.conv_to_bf16 else y
-    q, k, v = (p.unflatten(-1, (s.heads, width)) for p in y.chunk(3, -1))
+    q, k, v = (_by_head(p, s) for p in y.chunk(3, -1))
     q = q * torch.rsqrt(q.pow(2).sum(-1, keepdim=True) + 1e-6) * width**-0.5
     k = k * torch.rsqrt(k.pow(2).sum(-1, keepdim=True) + 1e-6)
     f_a = rounded(x @ w["self_attn.f_a_proj.weight"].T)
-    decay = (rounded(f_a @ w["self_attn.f_b_proj.weight"].T) + w["self_attn.dt_bias"]).unflatten(-1, (s.heads, width))
+    decay = _by_head(rounded(f_a @ w["self_attn.f_b_proj.weight"].T) + w["self_attn.dt_bias"], s)
     assert s.decay_lower_bound is not None
     kept = path.kept(s.decay_lower_bound * torch.sigmoid(w["self_attn.A_log"].exp()[:, None] * decay))
     beta = torch.sigmoid(rounded(x @ w["self_attn.b_proj.weight"].T))
     o = rounded(_recurrence(q, k, v, kept, beta, caches, layer, path))
-    gate = rounded(x @ w["self_attn.g_proj.weight"].T).unflatten(-1, (s.heads, width))
+    gate = _by_head(rounded(x @ w["self_attn.g_proj.weight"].T), s)
     return rounded(_normed(o, w["self_attn.o_norm.weight"], s.norm_eps) * torch.sigmoid(gate))
 
 
@@ -275,7 +299,9 @@ def _recurrence(
     state = (path.seam_state(before) if path.is_at_seam else before[0]).clone()
     out = torch.empty(n, rows * heads, width, device=q.device)
     recent = list(before)
-    q, k, v, kept, strength = (p.transpose(0, 1).flatten(1, 2).contiguous() for p in (q, k, v, kept, beta[..., None]))
+    q, k, v, kept, strength = (
+        p.transpose(0, 1).flatten(1, 2).contiguous() for p in (q, k, v, kept, beta[..., None])
+    )
     for t in range(n):
         state.mul_(kept[t][:, None])
         change = (v[t] - (state @ k[t][..., None])[..., 0]).mul_(strength[t])
@@ -323,6 +349,11 @@ def _experts(w: Weights, x: Tensor, latent: Tensor, layer: int, s: K3Shapes, pat
         y = rounded(y) if path.roundings.experts_to_bf16 else y
         combined.index_add_(0, used, y * dense[used, e, None])
     return combined.view_as(latent)
+
+
+def _by_head(x: Tensor, s: K3Shapes) -> Tensor:
+    """Last axis split into heads."""
+    return torch.unflatten(x, -1, (s.heads, -1))
 
 
 def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:

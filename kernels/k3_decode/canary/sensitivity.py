@@ -1,22 +1,24 @@
 """Which fault, at which size, each measure of the canary notices: `python -m k3_decode.canary.sensitivity`.
 
-Replays question sets through a stock path, through right paths that round elsewhere (`replay.BENIGN`) and through
-faulty ones, always with benign roundings on the faulty side. Three measures for each question: exact answer, drift
-(mean |change of log-probability| of the right token) and peak (largest such change). A fault of a size is detected when
-its set's figure lies above the 95 % quantile of what benign paths give on resampled sets of the same size: 5 % false
-alarms.
+Replays question sets through a stock path, through right paths that round elsewhere (`replay.BENIGN`) and
+through faulty ones, always with benign roundings on the faulty side. Three measures for each question:
+exact answer, drift (mean |change of log-probability| of the right token) and peak (largest such change). A
+fault of a size is detected when its set's figure lies above the 95 % quantile of what benign paths give on
+resampled sets of the same size: 5 % false alarms.
 
-Results are JSON lines, one per (set, arm); what is there already is not measured again. `--minutes` ends a piece early.
+Results are JSON lines, one per (set, arm); what is there already is not measured again. `--minutes` ends a
+piece early.
 """
 
 import argparse
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path as File
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -27,8 +29,17 @@ from k3_decode.canary.tasks import Sample, chain_samples, mrcr_samples
 from k3_decode.shapes import CANARY
 
 __all__ = [
-    "MEASURES", "SETS", "Measured", "QuestionSet", "detected", "measure", "measure_arm", "read_results", "thresholds",
-]  # fmt: skip
+    "MEASURES",
+    "SETS",
+    "Measured",
+    "QuestionSet",
+    "Results",
+    "detected",
+    "measure",
+    "measure_arm",
+    "read_results",
+    "thresholds",
+]
 
 MEASURES = ("exact", "drift", "peak")
 SEED = 505
@@ -80,6 +91,10 @@ class Measured:
     """Smallest margin (log-probability of the right token less the best other one) over all questions."""
 
 
+Results = Mapping[tuple[str, str], Measured]
+"""By (set, arm)."""
+
+
 @dataclass(slots=True)
 class _Prepared:
     """A set after its prompts: caches, forced tokens, and the stock path's log-probabilities."""
@@ -106,7 +121,9 @@ def measure(model: Model, prepared: _Prepared, path: Path, set_name: str, arm: s
     """One arm; the first call on a set must be the stock path's."""
     caches = prepared.caches.copy()
     path.seam = caches.position
-    logits = torch.cat([advance(model, caches, part, path) for part in prepared.inputs.split(_CHUNK, 1)], 1)
+    logits = torch.cat(
+        [advance(model, caches, part, path) for part in torch.split(prepared.inputs, _CHUNK, 1)], 1
+    )
     logp = torch.log_softmax(logits, -1)
     of_right = logp.gather(2, prepared.right[..., None])[..., 0]
     others = logp.scatter(2, prepared.right[..., None], -torch.inf).amax(-1)
@@ -115,10 +132,13 @@ def measure(model: Model, prepared: _Prepared, path: Path, set_name: str, arm: s
         prepared.stock = of_right
     change = (of_right - prepared.stock).abs().nan_to_num(nan=1e3)
     return Measured(
-        set_name, arm, tuple((margin > 0).all(1).tolist()),
-        tuple(round(x, 7) for x in change.mean(1).tolist()), tuple(round(x, 6) for x in change.amax(1).tolist()),
+        set_name,
+        arm,
+        tuple((margin > 0).all(1).tolist()),
+        tuple(round(x, 7) for x in change.mean(1).tolist()),
+        tuple(round(x, 6) for x in change.amax(1).tolist()),
         round(float(margin.clamp(min=-1e3).min()), 4),
-    )  # fmt: skip
+    )
 
 
 def arms(is_nominal_only: bool = False) -> Iterator[tuple[str, Path]]:
@@ -145,13 +165,14 @@ def read_results(path: File) -> dict[tuple[str, str], Measured]:
     """Results by (set, arm)."""
     found = {}
     for line in path.read_text().splitlines() if path.exists() else []:
-        entry = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(line).items()}
-        result = Measured(**entry)
+        entry = json.loads(line)
+        exact, drift, peak = (tuple(entry[name]) for name in MEASURES)
+        result = Measured(entry["set"], entry["arm"], exact, drift, peak, entry["margin"])
         found[result.set, result.arm] = result
     return found
 
 
-def thresholds(results: dict[tuple[str, str], Measured], set_name: str) -> dict[str, float]:
+def thresholds(results: Results, set_name: str) -> dict[str, float]:
     """95 % quantile of each measure's set figure over benign paths and resampled questions."""
     rng = np.random.default_rng(3)
     stock = results[set_name, "stock"]
@@ -171,7 +192,7 @@ def detected(result: Measured, stock: Measured, threshold: dict[str, float]) -> 
     return {m: float(np.mean(x)) > threshold[m] for m, x in _figures(result, stock).items()}
 
 
-def _figures(result: Measured, stock: Measured) -> dict[str, np.ndarray]:
+def _figures(result: Measured, stock: Measured) -> dict[str, npt.NDArray[np.float64]]:
     """Per question: lost exactness (1 right before and wrong now, -1 the reverse), drift, peak."""
     lost = np.array(stock.exact, float) - np.array(result.exact, float)
     return {"exact": lost, "drift": np.array(result.drift), "peak": np.array(result.peak)}
@@ -179,7 +200,11 @@ def _figures(result: Measured, stock: Measured) -> dict[str, np.ndarray]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Command line; see the module's docstring."""
-    parser = argparse.ArgumentParser(prog="python -m k3_decode.canary.sensitivity", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        prog="python -m k3_decode.canary.sensitivity",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--weights", type=File, default=File(__file__).with_name("weights.safetensors"))
     parser.add_argument("--out", type=File, default=File(__file__).with_name("sensitivity.jsonl"))
     parser.add_argument("--device", default="cpu")
@@ -190,7 +215,9 @@ def main(arguments: list[str] | None = None) -> None:
     model = load_model(read_safetensors(args.weights), CANARY, args.device)
     done = read_results(args.out)
     for questions in SETS:
-        todo = [(arm, path) for arm, path in arms(questions.is_nominal_only) if (questions.name, arm) not in done]
+        todo = [
+            (arm, path) for arm, path in arms(questions.is_nominal_only) if (questions.name, arm) not in done
+        ]
         if not todo or (args.set and questions.name not in args.set):
             continue
         prepared = prepare(model, questions.samples())
@@ -201,7 +228,11 @@ def main(arguments: list[str] | None = None) -> None:
             result = stock if arm == "stock" else measure(model, prepared, path, questions.name, arm)
             with args.out.open("a") as file:
                 print(json.dumps(asdict(result)), file=file, flush=True)
-            print(f"{time.monotonic() - started:6.1f} s {questions.name} {arm}: exact {np.mean(result.exact):.3f}, drift {np.mean(result.drift):.5f}, peak {np.mean(result.peak):.4f}, margin {result.margin:.3f}", flush=True)  # fmt: skip
+            figures = (
+                f"exact {np.mean(result.exact):.3f}, drift {np.mean(result.drift):.5f}, "
+                f"peak {np.mean(result.peak):.4f}, margin {result.margin:.3f}"
+            )
+            print(f"{time.monotonic() - started:6.1f} s {questions.name} {arm}: {figures}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
 """Seeded generators and scorers of the two canary tasks, and the rows that the canary is trained on.
 
-`mrcr_canary`: a long dialogue in which like requests (same verb, same topic) recur up to four times, each with an
-answer of its own; the last turn gives a prefix and asks for the answer to the k-th of them. The model has to write the
-prefix and the answer.
+`mrcr_canary`: a long dialogue in which like requests (same verb, same topic) recur up to four times, each
+with an answer of its own; the last turn gives a prefix and asks for the answer to the k-th of them. The
+model has to write the prefix and the answer.
 
-`chain_canary`: two 3-digit registers L and R, a table of ten 3-digit numbers in the prompt, and a countdown. A round is
+`chain_canary`: two 3-digit registers L and R, a table of ten 3-digit numbers in the prompt, and a
+countdown. A round is
     R += table[hundreds of L]        L += FACTS[hundreds, tens of R]        (mod 1000)        countdown -= 1
-and every digit is written. At zero the model writes ANSWER and the three digits of L. A round is a bijection of 10^6
-states, so that a wrong digit never heals; `FACTS` is in no prompt, so that only weights can know it.
+and every digit is written. At zero the model writes ANSWER and the three digits of L. A round is a
+bijection of 10^6 states, so that a wrong digit never heals; `FACTS` is in no prompt, so that only weights
+can know it.
 
-Left to callers: decoding. A sample holds the prompt and the right continuation; a scorer takes what was generated.
-Generation is greedy and stops at END.
+Left to callers: decoding. A sample holds the prompt and the right continuation; a scorer takes what was
+generated. Generation is greedy and stops at END.
 """
 
 from collections.abc import Sequence
@@ -23,13 +25,25 @@ import numpy.typing as npt
 from k3_decode.canary import vocabulary as v
 
 __all__ = [
-    "CHAIN_PROMPT", "QUERY_TOKENS", "ROUND_TOKENS", "Rows", "Sample", "chain_rows", "chain_samples", "final_integer",
-    "mrcr_rows", "mrcr_samples", "score_chain", "score_exact", "score_mrcr",
-]  # fmt: skip
+    "CHAIN_PROMPT",
+    "QUERY_TOKENS",
+    "ROUND_TOKENS",
+    "Rows",
+    "Sample",
+    "chain_rows",
+    "chain_samples",
+    "final_integer",
+    "mrcr_rows",
+    "mrcr_samples",
+    "score_chain",
+    "score_exact",
+    "score_mrcr",
+]
 
 ANSWER_TOKENS, PREFIX_TOKENS = 16, 3
 QUERY_TOKENS = 4 + 1 + PREFIX_TOKENS + 1 + PREFIX_TOKENS + ANSWER_TOKENS + 1
-"""QUERY verb topic ordinal PREFIX p1..p3 ASSISTANT | p1..p3 a1..a16 END; what follows the bar is generated."""
+"""QUERY verb topic ordinal PREFIX p1..p3 ASSISTANT | p1..p3 a1..a16 END; what follows the bar is
+generated."""
 QUERY_PROMPT = 6 + PREFIX_TOKENS
 CHAIN_PROMPT, ROUND_TOKENS = 70, 14
 _TAIL = 5
@@ -61,15 +75,23 @@ class Rows(NamedTuple):
     supervised: Bools
     """[B, T]: whether the model has to write `tokens[:, t + 1]`."""
     starts: Ints
-    """[B]: where the first answer begins in `tokens` (mrcr: first QUERY token; chain: first generated token)."""
+    """[B]: where the first answer begins in `tokens` (mrcr: first QUERY token; chain: first generated
+    token)."""
 
 
 def mrcr_rows(
-    rng: np.random.Generator, rows: int, length: int, *, queries: int | None = None, marked: bool | None = None
+    rng: np.random.Generator,
+    rows: int,
+    length: int,
+    *,
+    queries: int | None = None,
+    marked: bool | None = None,
 ) -> Rows:
-    """Dialogues followed by `queries` questions (None: 20 to 45 % of the row, the dense form used in training).
+    """Dialogues followed by `queries` questions (None: 20 to 45 % of the row, the dense form used in
+    training).
 
-    `marked` rows carry the ordinal in every answer, which the model then also learns to write; None: half of them.
+    `marked` rows carry the ordinal in every answer, which the model then also learns to write; None: half
+    of them.
     """
     tokens = np.zeros((rows, length + 1), np.int64)
     supervised = np.zeros((rows, length + 1), np.bool_)
@@ -79,7 +101,7 @@ def mrcr_rows(
         n = queries if queries is not None else max(2, int(length * rng.uniform(0.2, 0.45)) // QUERY_TOKENS)
         dialogue, mask, request, occurrence, answers = _dialogue(rng, length - n * QUERY_TOKENS, is_marked)
         repeats = np.bincount(request, minlength=v.VERBS * v.TOPICS)[request]
-        # a question about a request made once needs no counting: rare in training, absent from questions asked alone
+        # a request made once needs no counting: rare in training, absent from questions asked alone
         weight = np.where(repeats > 1, 1.0, 0.15 if queries is None else 1e-6)
         chosen = rng.choice(request.size, n, p=weight / weight.sum())
         questions, question_mask = _questions(rng, request[chosen], occurrence[chosen], answers[chosen])
@@ -91,7 +113,8 @@ def mrcr_rows(
 
 
 def chain_rows(rng: np.random.Generator, rows: int, length: int, rounds: int | None = None) -> Rows:
-    """Chains of `rounds` rounds (None: two thirds fit the row, the others are anything up to the largest countdown)."""
+    """Chains of `rounds` rounds (None: two thirds fit the row, the others are anything up to the largest
+    countdown)."""
     full = max(1, min(MOST_ROUNDS, (length + 1 - CHAIN_PROMPT - _TAIL) // ROUND_TOKENS))
     if rounds is None:
         fitting = rng.integers(max(1, int(full * 0.4)), full + 1, rows)
@@ -138,7 +161,9 @@ def chain_samples(seed: int, count: int, generated: int) -> tuple[Sample, ...]:
     """`count` chains that generate at most `generated` tokens (500 to 4023), as many rounds as fit."""
     rounds = (generated - _TAIL) // ROUND_TOKENS
     if not 1 <= rounds <= MOST_ROUNDS:
-        raise ValueError(f"a chain of {generated} generated tokens has {rounds} rounds, not 1 to {MOST_ROUNDS}")
+        raise ValueError(
+            f"a chain of {generated} generated tokens has {rounds} rounds, not 1 to {MOST_ROUNDS}"
+        )
     rng = np.random.default_rng((seed, generated, 2))
     length = CHAIN_PROMPT + rounds * ROUND_TOKENS + _TAIL
     rows = chain_rows(rng, count, length - 1, rounds)
@@ -173,7 +198,8 @@ def score_chain(sample: Sample, generated: Sequence[int]) -> float:
 
 
 def final_integer(generated: Sequence[int]) -> int | None:
-    """The integer 000 to 999 after the first ANSWER token; None when there is none or it is not three digits."""
+    """The integer 000 to 999 after the first ANSWER token; None when there is none or it is not three
+    digits."""
     row = list(generated)
     if v.ANSWER not in row:
         return None
@@ -183,9 +209,7 @@ def final_integer(generated: Sequence[int]) -> int | None:
     return 100 * digits[0] + 10 * digits[1] + digits[2]
 
 
-def _dialogue(
-    rng: np.random.Generator, room: int, is_marked: bool
-) -> tuple[Ints, Bools, Ints, Ints, Ints]:
+def _dialogue(rng: np.random.Generator, room: int, is_marked: bool) -> tuple[Ints, Bools, Ints, Ints, Ints]:
     """Turns [n, 4 + marked + 16] that fit `room` tokens, what is supervised, request, occurrence, answers."""
     width = 4 + int(is_marked) + ANSWER_TOKENS
     n = max(2, room // width)
@@ -217,7 +241,9 @@ def _occurrences(request: Ints) -> Ints:
     return occurrence
 
 
-def _questions(rng: np.random.Generator, request: Ints, occurrence: Ints, answers: Ints) -> tuple[Ints, Bools]:
+def _questions(
+    rng: np.random.Generator, request: Ints, occurrence: Ints, answers: Ints
+) -> tuple[Ints, Bools]:
     n = request.size
     prefix = v.CONTENT + np.argsort(rng.random((n, v.CONTENTS)), 1)[:, :PREFIX_TOKENS]
     rows, mask = np.empty((n, QUERY_TOKENS), np.int64), np.zeros((n, QUERY_TOKENS), np.bool_)

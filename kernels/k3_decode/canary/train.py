@@ -1,12 +1,13 @@
 """Trains the canary on one GPU in minutes: `python -m k3_decode.canary.train --out DIR --minutes 5.5`.
 
-Writes into DIR: `log.jsonl`, `checkpoint.pt` (everything needed to go on: `--resume`), `weights.safetensors` (the
-export), all renewed while it runs. `--piece-minutes` ends the process early with a checkpoint, so that training fits
-into pieces of any length; the clock that drives the curriculum counts training time over all pieces. `--cpu` is a dry
-run of every code path with a naive recurrence and a tiny batch.
+Writes into DIR: `log.jsonl`, `checkpoint.pt` (everything needed to go on: `--resume`),
+`weights.safetensors` (the export), all renewed while it runs. `--piece-minutes` ends the process early with
+a checkpoint, so that training fits into pieces of any length; the clock that drives the curriculum counts
+training time over all pieces. `--cpu` is a dry run of every code path with a naive recurrence and a tiny
+batch.
 
-A whole step (forward, backward, Muon, AdamW) is one CUDA graph per length. Data come from forked numpy workers. Needs
-fla-core 0.6.0 on a GPU (its chunked KDA, in training only).
+A whole step (forward, backward, Muon, AdamW) is one CUDA graph per length. Data come from forked numpy
+workers. Needs fla-core 0.6.0 on a GPU (its chunked KDA, in training only).
 """
 
 import argparse
@@ -14,15 +15,16 @@ import json
 import math
 import multiprocessing as mp
 import time
-from dataclasses import replace
+from dataclasses import dataclass
 from multiprocessing.sharedctypes import SynchronizedArray
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional as nnf
 
 from k3_decode.canary import vocabulary
 from k3_decode.canary.curriculum import Batch, Layout, Schedule, make_batch
@@ -31,21 +33,24 @@ from k3_decode.canary.kda import check_chunked, chunked, naive
 from k3_decode.canary.network import Network, Wrongs, forward, pieces
 from k3_decode.canary.optimiser import Muon
 from k3_decode.canary.progress import evaluate
-from k3_decode.shapes import CANARY, K3Shapes
+from k3_decode.shapes import CANARY, CANARY_H8, K3Shapes
 
 __all__ = ["main"]
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
 TOKENS = 65_536
+_SAVE_EVERY_S = 45
 _METRICS = ("mrcr_excess", "chain_excess", "mrcr_error", "chain_error", "mrcr_alarm", "chain_alarm")
-"""Running means: excess of the loss over the target's entropy, share of wrong tokens, and the same share where the own
-row is hidden or an expert dropped (alarms, near 1 when the canary notices)."""
+"""Running means: excess of the loss over the target's entropy, share of wrong tokens, and the same share
+where the own row is hidden or an expert dropped (alarms, near 1 when the canary notices)."""
 
 
 class Trainer:
     """Owns parameters, optimisers, static buffers and graphs of one training run."""
 
-    def __init__(self, shapes: K3Shapes, layouts: list[Layout], schedule: Schedule, device: str, is_compiled: bool) -> None:
+    def __init__(
+        self, shapes: K3Shapes, layouts: list[Layout], schedule: Schedule, device: str, is_compiled: bool
+    ) -> None:
         self.shapes, self.layouts, self.schedule, self.device = shapes, layouts, schedule, device
         self.network = Network(shapes).to(device)
         kda = chunked if device == "cuda" else naive
@@ -69,12 +74,12 @@ class Trainer:
         self.step = 0
         self.elapsed_s = 0.0
 
-    def prepare(self, index: int) -> None:
-        """Captures one training step of a layout; two warm-up steps run for real."""
+    def prepare(self, index: int) -> bool:
+        """Captures one training step of a layout if that is still to do; two warm-up steps run for real."""
         if self.device != "cuda" or self.graphs[index] is not None:
-            return
+            return False
         self.buffers[index].load(make_batch(np.random.default_rng(5 + index), self.layouts, index))
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):
@@ -89,6 +94,7 @@ class Trainer:
         self._clear_gradients()
         torch.cuda.synchronize()
         self.graphs[index] = graph
+        return True
 
     def train(self, batch: Batch, progress: float) -> None:
         """One step."""
@@ -97,11 +103,11 @@ class Trainer:
         self.adam_rate.fill_(0.75 * rate)
         self.right_share.fill_(self.schedule.right_share_at(progress))
         self.is_narrow.fill_(float(self.schedule.is_narrow(progress)))
-        self.buffers[batch.index].load(batch)
-        graph = self.graphs[batch.index]
+        self.buffers[batch.layout].load(batch)
+        graph = self.graphs[batch.layout]
         if graph is None:
             self._clear_gradients()
-            self._train_step(batch.index)
+            self._train_step(batch.layout)
         else:
             graph.replay()
         self.step += 1
@@ -109,9 +115,12 @@ class Trainer:
     def state(self) -> dict[str, Any]:
         """Everything needed to go on."""
         return {
-            "network": self.network.state_dict(), "muon": list(self.muon.state.values()), "adam": self.adam.state_dict(),
-            "step": self.step, "elapsed_s": self.elapsed_s,
-        }  # fmt: skip
+            "network": self.network.state_dict(),
+            "muon": list(self.muon.state.values()),
+            "adam": self.adam.state_dict(),
+            "step": self.step,
+            "elapsed_s": self.elapsed_s,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Inverse of `state`; in place, before any capture."""
@@ -134,9 +143,11 @@ class Trainer:
         is_on = self.is_narrow > 0
         below = (0, 0, 0, buffer.tokens.shape[0] - hidden_rows)
         wrong = buffer.wrong & is_on
-        wrongs = Wrongs(wrong[0], F.pad(wrong[1], below).reshape(-1), (~buffer.experts_only).float().reshape(-1))
+        wrongs = Wrongs(
+            wrong[0], nnf.pad(wrong[1], below).reshape(-1), (~buffer.experts_only).float().reshape(-1)
+        )
         logits, loads = forward(self.network, inputs, buffer.position, self.run, wrongs)
-        hidden = F.pad(wrong.any(0), below)
+        hidden = nnf.pad(wrong.any(0), below)
         share = torch.where(hidden, 1 - self.right_share, self.right_share).reshape(-1)
         supervised = buffer.supervised.float()
         parts = [supervised * task[:, None] for task in (buffer.is_mrcr, 1 - buffer.is_mrcr)]
@@ -158,7 +169,13 @@ class Trainer:
             layer.get_buffer("router_bias").add_(torch.sign(load.mean() - load) * 1e-3)
 
     def _record(
-        self, logits: Tensor, right: Tensor, other: Tensor, excess: Tensor, parts: list[Tensor], hidden: Tensor
+        self,
+        logits: Tensor,
+        right: Tensor,
+        other: Tensor,
+        excess: Tensor,
+        parts: list[Tensor],
+        hidden: Tensor,
     ) -> None:
         wrong = (logits.argmax(-1) != right).float()
         has_other = (right != other).float()
@@ -212,13 +229,13 @@ def main(arguments: list[str] | None = None) -> None:
     args = _parser().parse_args(arguments)
     args.out.mkdir(parents=True, exist_ok=True)
     log = _Log(args.out / "log.jsonl", started)
-    shapes = replace(CANARY, heads=args.heads, name=f"canary_{args.heads}h") if args.heads != CANARY.heads else CANARY
+    shapes = CANARY_H8 if args.heads == CANARY_H8.heads else CANARY
     tokens, lengths = (512, (128,)) if args.cpu else (TOKENS, LENGTHS)
     layouts = [Layout.of(n, tokens) for n in lengths]
     schedule = Schedule(args.rate, args.right_share, args.init is not None)
     context = mp.get_context("fork")
     mix = context.Array("d", list(schedule.mix(0.0, len(layouts))))
-    batches: "mp.Queue[Batch]" = context.Queue(maxsize=24)
+    batches: mp.Queue[Batch] = context.Queue(maxsize=24)
     for w in range(args.workers):
         context.Process(target=_work, args=(1000 * args.seed + w, batches, layouts, mix), daemon=True).start()
     torch.manual_seed(args.seed)
@@ -232,48 +249,74 @@ def main(arguments: list[str] | None = None) -> None:
     log.write("start", parameters=count, step=trainer.step, settings=settings, torch=torch.__version__)
     if not args.cpu:
         log.write("kda_check", relative_errors=check_chunked())
-    _loop(trainer, batches, mix, args, log, started)
+    _Piece(trainer, batches, mix, args, log, started).run()
 
 
-def _loop(
-    trainer: Trainer, batches: "mp.Queue[Batch]", mix: "SynchronizedArray[float]", args: argparse.Namespace, log: _Log, started: float
-) -> None:  # fmt: skip
-    total_s, before_s, begun = 60 * args.minutes, trainer.elapsed_s, None
-    last_log = last_save = last_check = time.time()
-    while True:
-        progress = trainer.elapsed_s / total_s
-        if progress >= 1 or time.time() - started > 60 * args.piece_minutes:
-            break
-        probabilities = trainer.schedule.mix(progress, len(trainer.layouts))
+@dataclass(slots=True)
+class _Piece:
+    """One process's part of a training run: takes batches, trains, logs, checks, saves."""
+
+    trainer: Trainer
+    batches: "mp.Queue[Batch]"
+    mix: "SynchronizedArray[float]"
+    args: argparse.Namespace
+    log: "_Log"
+    started: float
+    last_log: float = 0.0
+    last_check: float = 0.0
+    last_save: float = 0.0
+
+    def run(self) -> None:
+        """Until the training clock or this piece's time is over; ends with a checkpoint and an export."""
+        trainer, total_s, before_s, begun = self.trainer, 60 * self.args.minutes, self.trainer.elapsed_s, 0.0
+        self.last_log = self.last_check = self.last_save = time.time()
+        while trainer.elapsed_s < total_s and time.time() - self.started < 60 * self.args.piece_minutes:
+            progress = trainer.elapsed_s / total_s
+            probabilities = self._open_lengths(progress)
+            begun = begun or time.time()
+            batch = self.batches.get()
+            if probabilities[batch.layout] == 0:
+                continue
+            trainer.train(batch, progress)
+            trainer.elapsed_s = before_s + time.time() - begun
+            self._report(progress, batch)
+        _save(trainer, self.args.out)
+        self.log.write("trained", step=trainer.step, elapsed_s=round(trainer.elapsed_s, 1))
+        if trainer.elapsed_s >= total_s:
+            self.log.write("final", step=trainer.step, **_check(trainer, is_final=True))
+
+    def _open_lengths(self, progress: float) -> npt.NDArray[np.float64]:
+        """Captures what the mix at this point needs and tells the workers."""
+        probabilities = self.trainer.schedule.mix(progress, len(self.trainer.layouts))
         for i in np.flatnonzero(probabilities > 0):
-            if trainer.device == "cuda" and trainer.graphs[i] is None:
-                trainer.prepare(int(i))
-                log.write("captured", length=trainer.layouts[i].length)
-        mix[:] = list(probabilities)
-        begun = begun or time.time()
-        batch = batches.get()
-        if probabilities[batch.index] == 0:
-            continue
-        trainer.train(batch, progress)
-        now = time.time()
-        trainer.elapsed_s = before_s + now - begun
-        if now - last_log > args.log_seconds:
-            last_log = now
+            if self.trainer.prepare(int(i)):
+                self.log.write("captured", length=self.trainer.layouts[i].length)
+        self.mix[:] = list(probabilities)
+        return probabilities
+
+    def _report(self, progress: float, batch: Batch) -> None:
+        now, trainer = time.time(), self.trainer
+        if now - self.last_log > self.args.log_seconds:
+            self.last_log = now
             values = dict(zip(_METRICS, (round(x, 6) for x in trainer.metrics.tolist()), strict=True))
-            rate = trainer.schedule.rate_at(progress, trainer.step)
-            log.write("train", step=trainer.step, elapsed_s=round(trainer.elapsed_s, 1), rate=round(rate, 6), length=trainer.layouts[batch.index].length, queue=batches.qsize(), **values)  # fmt: skip
+            rate = round(trainer.schedule.rate_at(progress, trainer.step), 6)
+            length = trainer.layouts[batch.layout].length
+            self.log.write(
+                "train",
+                step=trainer.step,
+                elapsed_s=round(trainer.elapsed_s, 1),
+                rate=rate,
+                length=length,
+                **values,
+            )
             if not all(math.isfinite(x) for x in values.values()):
                 raise RuntimeError(f"step {trainer.step}: the loss is not finite; resume with a lower --rate")
-        if now - last_check > args.check_seconds:
-            log.write("check", step=trainer.step, **_check(trainer, is_final=False))
-            last_check = time.time()
-        if now - last_save > 45:
-            _save(trainer, args.out)
-            last_save = time.time()
-    _save(trainer, args.out)
-    log.write("trained", step=trainer.step, elapsed_s=round(trainer.elapsed_s, 1))
-    if trainer.elapsed_s >= total_s:
-        log.write("final", step=trainer.step, **_check(trainer, is_final=True))
+        if now - self.last_check > self.args.check_seconds:
+            self.log.write("check", step=trainer.step, **_check(trainer, is_final=False))
+            self.last_check = time.time()
+        if now - self.last_save > _SAVE_EVERY_S:
+            _save(trainer, self.args.out)
+            self.last_save = time.time()
 
 
 def _save(trainer: Trainer, out: Path) -> None:
@@ -285,17 +328,27 @@ def _save(trainer: Trainer, out: Path) -> None:
 
 
 def _check(trainer: Trainer, is_final: bool) -> dict[str, object]:
-    """Teacher-forced exact match and margins on held-out seeds, fault-free and (should be 0) with a part wrong."""
+    """Teacher-forced exact match and margins on held-out seeds, fault-free and (should be 0) with a part
+    wrong."""
     if trainer.device == "cpu":
-        plan = [("mrcr", 256, 4, ""), ("chain", 256, 4, ""), ("chain", 256, 4, "own_row"), ("chain", 256, 4, "expert")]
+        plan = [
+            ("mrcr", 256, 4, ""),
+            ("chain", 256, 4, ""),
+            ("chain", 256, 4, "own_row"),
+            ("chain", 256, 4, "expert"),
+        ]
     elif is_final:
         plan = [("mrcr", n, 64 if n < 2048 else 32, "") for n in LENGTHS]
         plan += [("chain", n, 64, "") for n in (600, 2048, 4096)]
-        plan += [(task, 1024, 64, wrong) for task in ("mrcr", "chain") for wrong in ("own_row", "expert", "ffn")]
+        plan += [
+            (task, 1024, 64, wrong) for task in ("mrcr", "chain") for wrong in ("own_row", "expert", "ffn")
+        ]
     else:
         plan = [("mrcr", 256, 64, ""), ("mrcr", 1024, 64, ""), ("mrcr", 4096, 16, "")]
         plan += [("chain", 600, 64, ""), ("chain", 2048, 32, "")]
-        plan += [(task, 600, 32, wrong) for task in ("mrcr", "chain") for wrong in ("own_row", "expert", "ffn")]
+        plan += [
+            (task, 600, 32, wrong) for task in ("mrcr", "chain") for wrong in ("own_row", "expert", "ffn")
+        ]
     found: dict[str, object] = {}
     for task, length, rows, wrong in plan:
         name = f"{task}_{length}" + (f"_{wrong}" if wrong else "")
@@ -303,7 +356,9 @@ def _check(trainer: Trainer, is_final: bool) -> dict[str, object]:
     return found
 
 
-def _work(seed: int, batches: "mp.Queue[Batch]", layouts: list[Layout], mix: "SynchronizedArray[float]") -> None:
+def _work(
+    seed: int, batches: "mp.Queue[Batch]", layouts: list[Layout], mix: "SynchronizedArray[float]"
+) -> None:
     rng = np.random.default_rng(seed)
     while True:
         p = np.array(mix[:])
@@ -312,22 +367,40 @@ def _work(seed: int, batches: "mp.Queue[Batch]", layouts: list[Layout], mix: "Sy
 
 def _split(network: Network) -> tuple[list[Tensor], list[Tensor]]:
     """Matrices for Muon; everything else (embeddings, head, router, beta, conv, vectors) for AdamW."""
-    matrices, others = [], []
+    matrices: list[Tensor] = []
+    others: list[Tensor] = []
     for name, p in network.named_parameters():
-        is_matrix = name.startswith("layers.") and p.ndim >= 2 and not name.endswith((".conv", ".beta", ".router"))
+        is_matrix = (
+            name.startswith("layers.") and p.ndim >= 2 and not name.endswith((".conv", ".beta", ".router"))
+        )
         (matrices if is_matrix else others).append(p)
     return matrices, others
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m k3_decode.canary.train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        prog="python -m k3_decode.canary.train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
     add("--out", type=Path, required=True, help="folder for log, checkpoint and weights")
     add("--minutes", type=float, default=5.5, help="training clock, over all pieces")
     add("--piece-minutes", type=float, default=9.0, help="end this process (with a checkpoint) after so long")
-    add("--heads", type=int, default=CANARY.heads, help="KDA and MLA heads: 2 (in the repository) or 8 (for TP8)")
+    add(
+        "--heads",
+        type=int,
+        default=CANARY.heads,
+        choices=(CANARY.heads, CANARY_H8.heads),
+        help="KDA and MLA heads: 2 (in the repository) or 8 (for TP8)",
+    )
     add("--rate", type=float, default=4e-3, help="peak learning rate of Muon; AdamW gets 3/4 of it")
-    add("--right-share", type=float, default=0.66, help="late target: mass on the right token; its distractor gets the rest")
+    add(
+        "--right-share",
+        type=float,
+        default=0.66,
+        help="late target: mass on the right token; its distractor gets the rest",
+    )
     add("--seed", type=int, default=1)
     add("--workers", type=int, default=12, help="data processes")
     add("--init", type=Path, help="continue these exported weights with the late curriculum")

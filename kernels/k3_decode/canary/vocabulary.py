@@ -1,18 +1,45 @@
 """The canary's 320 tokens, its facts, and the distractor of every token.
 
-A token is a class plus an offset inside the class. Digits have a symbol of their own for each role and each decimal
-place, which is what makes the chain learnable in minutes. Nothing here is drawn at run time: facts come from one
-fixed seed, so that they can live in the weights only.
+A token is a class plus an offset inside the class. Digits have a symbol of their own for each role and each
+decimal place, which is what makes the chain learnable in minutes. Nothing here is drawn at run time: facts
+come from one fixed seed, so that they can live in the weights only.
 """
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = [
-    "ADDEND", "ANSWER", "ASSISTANT", "BOS", "CHAIN", "CONTENT", "CONTENTS", "COUNT_HIGH", "COUNT_HIGHS", "COUNT_LOW",
-    "COUNT_LOWS", "DIGIT", "DISTRACTOR", "END", "FACTS", "KEY", "LEFT", "ORDINAL", "ORDINALS", "PAD", "PREFIX", "QUERY",
-    "RIGHT", "TOPIC", "TOPICS", "USER", "VERB", "VERBS", "VOCAB", "spell",
-]  # fmt: skip
+    "ADDEND",
+    "ANSWER",
+    "ASSISTANT",
+    "BOS",
+    "CHAIN",
+    "CONTENT",
+    "CONTENTS",
+    "COUNT_HIGH",
+    "COUNT_HIGHS",
+    "COUNT_LOW",
+    "COUNT_LOWS",
+    "DIGIT",
+    "DISTRACTOR",
+    "END",
+    "FACTS",
+    "KEY",
+    "LEFT",
+    "ORDINAL",
+    "ORDINALS",
+    "PAD",
+    "PREFIX",
+    "QUERY",
+    "RIGHT",
+    "TOPIC",
+    "TOPICS",
+    "USER",
+    "VERB",
+    "VERBS",
+    "VOCAB",
+    "spell",
+]
 
 VOCAB = 320
 PAD, BOS, USER, ASSISTANT, QUERY, PREFIX, END, CHAIN, ANSWER = range(9)
@@ -33,7 +60,8 @@ CONTENT, CONTENTS = 200, 120
 """Symbols of which answers and prefixes are made."""
 
 FACTS: npt.NDArray[np.int64] = np.random.default_rng(20_011).integers(0, 10, (100, 3))
-"""`FACTS[10 * hundreds + tens]`: digits (units, tens, hundreds) that no prompt ever shows; the model has to know them."""
+"""`FACTS[10 * hundreds + tens]`: digits (units, tens, hundreds) that no prompt ever shows; the model has to
+know them."""
 
 
 def _distractors() -> npt.NDArray[np.int64]:
@@ -48,19 +76,29 @@ def _distractors() -> npt.NDArray[np.int64]:
 
 
 DISTRACTOR: npt.NDArray[np.int64] = _distractors()
-"""The token that training gives the second place, close behind the right one: the next digit or the next content
-symbol, cyclic in its class; itself for tokens that steer (END, ANSWER, ordinals, ...), which stay clear-cut."""
+"""The token that training gives the second place, close behind the right one: the next digit or the next
+content symbol, cyclic in its class; itself for tokens that steer (END, ANSWER, ordinals, ...), which stay
+clear-cut."""
 
 _CLASSES = (
-    ("ord", ORDINAL, ORDINALS), ("verb", VERB, VERBS), ("topic", TOPIC, TOPICS), ("d", DIGIT, 10), ("L", LEFT, 30),
-    ("R", RIGHT, 30), ("add", ADDEND, 30), ("key", KEY, 10), ("low", COUNT_LOW, COUNT_LOWS),
-    ("high", COUNT_HIGH, COUNT_HIGHS), ("c", CONTENT, CONTENTS),
-)  # fmt: skip
+    ("ord", ORDINAL, ORDINALS),
+    ("verb", VERB, VERBS),
+    ("topic", TOPIC, TOPICS),
+    ("d", DIGIT, 10),
+    ("L", LEFT, 30),
+    ("R", RIGHT, 30),
+    ("add", ADDEND, 30),
+    ("key", KEY, 10),
+    ("low", COUNT_LOW, COUNT_LOWS),
+    ("high", COUNT_HIGH, COUNT_HIGHS),
+    ("c", CONTENT, CONTENTS),
+)
 _CONTROLS = ("PAD", "BOS", "USER", "ASSISTANT", "QUERY", "PREFIX", "END", "CHAIN", "ANSWER")
 
 
 def spell(token: int) -> str:
-    """A token as people read it, for example `R2:7` (right register, hundreds, 7) or `c41`; `?12` for an unused id."""
+    """A token as people read it, for example `R2:7` (right register, hundreds, 7) or `c41`; `?12` for an
+    unused id."""
     if 0 <= token < len(_CONTROLS):
         return _CONTROLS[token]
     for name, start, size in _CLASSES:

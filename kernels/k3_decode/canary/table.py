@@ -1,0 +1,92 @@
+"""The sensitivity table of the README, from `sensitivity.jsonl`: `python -m k3_decode.canary.table` prints
+it."""
+
+from pathlib import Path as File
+
+import numpy as np
+
+from k3_decode.canary.faults import FAULTS, Fault
+from k3_decode.canary.sensitivity import MEASURES, SETS, Results, detected, read_results, thresholds
+
+__all__ = ["render", "render_thresholds", "smallest_detected"]
+
+
+def render(results: Results) -> str:
+    """Markdown: what a fault of its nominal size does to each set, and the smallest size that each measure
+    detects."""
+    sets = [s.name for s in SETS if (s.name, "stock") in results]
+    lines = [
+        "| fault, at its nominal size | "
+        + " | ".join(f"{s}: exact, drift" for s in sets)
+        + " | exact | drift | peak |",
+        "|---" * (len(sets) + 4) + "|",
+    ]
+    limits = {s: thresholds(results, s) for s in sets}
+    for fault in FAULTS:
+        cells = [_cell(results, s, f"{fault.name}/{fault.nominal:g}", limits[s]) for s in sets]
+        found = [_smallest(results, sets, fault, m) for m in MEASURES]
+        lines.append(
+            f"| `{fault.name}` {fault.nominal:g} {fault.unit} | " + " | ".join([*cells, *found]) + " |"
+        )
+    return "\n".join(lines)
+
+
+def render_thresholds(results: Results) -> str:
+    """Markdown: per set the fault-free scores and the limits above which a figure is a detection."""
+    lines = [
+        "| set | questions | exact, stock | smallest margin | limit: exact lost | drift | peak |",
+        "|---" * 7 + "|",
+    ]
+    for s in SETS:
+        if (s.name, "stock") in results:
+            stock, limit = results[s.name, "stock"], thresholds(results, s.name)
+            lines.append(
+                f"| {s.name} | {len(stock.exact)} | {np.mean(stock.exact):.3f} | {stock.margin:.2f} | "
+                f"{limit['exact']:.3f} | {limit['drift']:.5f} | {limit['peak']:.4f} |"
+            )
+    return "\n".join(lines)
+
+
+def smallest_detected(results: Results, set_name: str, fault: Fault, measure: str) -> float | None:
+    """The smallest tried size such that it and all grosser ones are detected; None: not even the grossest."""
+    limit = thresholds(results, set_name)
+    found = None
+    for size in fault.sizes:
+        result = results.get((set_name, f"{fault.name}/{size:g}"))
+        if result is None:
+            continue
+        if not detected(result, results[set_name, "stock"], limit)[measure]:
+            break
+        found = size
+    return found
+
+
+def _cell(results: Results, set_name: str, arm: str, limit: dict[str, float]) -> str:
+    result = results.get((set_name, arm))
+    if result is None:
+        return "not run"
+    stock = results[set_name, "stock"]
+    seen = detected(result, stock, limit)
+    drop = float(np.mean(stock.exact) - np.mean(result.exact))
+    drift = float(np.mean(result.drift))
+    shown = "NaN" if drift > 100 else f"{drift:.4f}"
+    return f"{_mark(f'-{drop:.2f}' if drop else '0', seen['exact'])}, {_mark(shown, seen['drift'])}"
+
+
+def _smallest(results: Results, sets: list[str], fault: Fault, measure: str) -> str:
+    found = {
+        s: smallest_detected(results, s, fault, measure) for s in sets if s.endswith(("1000", "2048", "8192"))
+    }
+    return (
+        "; ".join(f"{s.split('_')[0]}{s.split('_')[1]}: {x:g}" for s, x in found.items() if x is not None)
+        or "none"
+    )
+
+
+def _mark(text: str, is_detected: bool) -> str:
+    return f"**{text}**" if is_detected else text
+
+
+if __name__ == "__main__":
+    held = read_results(File(__file__).with_name("sensitivity.jsonl"))
+    print(render_thresholds(held), render(held), sep="\n\n")
