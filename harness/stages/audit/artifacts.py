@@ -180,7 +180,7 @@ def _jobs(missing: Sequence[tuple[KernelVariant, str]], place: Path) -> list[_Jo
 
 
 def _run(context: StageContext, jobs: list[_Job]) -> Iterator[tuple[_Job, str]]:
-    """Run every job, two at a time; gives each as it ends, with how it ended, so that what is done is kept."""
+    """Run every job, two at a time; gives each as it ends, with how it ended: what is done is kept."""
     todo = list(jobs)
     running: list[tuple[_Job, subprocess.Popen[bytes], float]] = []
     total, finished, said = sum(len(job.names) for job in jobs), 0, -1
