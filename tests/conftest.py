@@ -1,4 +1,4 @@
-"""One OpenMP thread: the tests' tensors are small, and spinning threads make every test slower beside another process."""
+"""One OpenMP thread: the tests' tensors are small, and spinning threads slow every process beside them."""
 
 import os
 

@@ -105,7 +105,7 @@ class ChildSampler:
     def _ended(self, check: Check, begun: float) -> Samples:
         """The child is gone without an answer: name the signal or the exit code."""
         code = self._child.wait() if self._child is not None else 0
-        self._child = None
+        self._kill()
         word = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return Samples(
             check=check.id, tier=self._tier, ended="crashed", duration_s=time.monotonic() - begun,

@@ -1,7 +1,7 @@
 """A pack with two ops and a model of eight numbers a request, real enough for every stage to judge.
 
-`mix`: state = 0.9 state + embedding[token]; `head`: logits = state @ weight. The optimised path computes the same in another
-order of operations. `Faults` plants one fault at a time.
+`mix`: state = 0.9 state + embedding[token]; `head`: logits = state @ weight. The optimised path computes the
+same in another order of operations. `Faults` plants one fault at a time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -189,8 +189,8 @@ class FakeSession:
             return
         self._observer(
             Decision(
-                step=self._step, phase=phase, requests=len(requests), rows=rows, tokens=tokens, batch_bucket=64,
-                is_graph=False, tp=1, dcp=1, drafts=self._request.drafts, context_min=1, context_max=1,
+                step=self._step, phase=phase, requests=len(requests), rows=rows, tokens=tokens,
+                batch_bucket=64, is_graph=False, tp=1, dcp=1, drafts=self._request.drafts, context_min=1, context_max=1,
                 path="optimised" if taken else "stock", reason=reason, layer_paths="o" if taken else "s",
             )
         )  # fmt: skip

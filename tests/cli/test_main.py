@@ -1,0 +1,92 @@
+"""The command line: exit codes, quick help, one paragraph for bad input."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.cli.main import COMMANDS, _exit_code
+from harness.domain.errors import InputError
+
+
+def test_importing_the_command_line_loads_no_torch() -> None:
+    code = "import sys, harness.cli.main; sys.exit('torch' in sys.modules or 'pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _exit_code(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in COMMANDS)
+
+
+def test_an_unknown_option_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _exit_code(["validate", "--nope"]) == 2
+    assert "No such option" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["plan", "--pack", "nobody"], "no kernel pack is called 'nobody'"),
+        (["plan", "--policy", "nobody"], "nobody"),
+        (["plan", "--stage", "luck", "--policy", "smoke"], "--stage 'luck' is no stage"),
+        (["plan", "--claim", "/nowhere/claim.yaml", "--policy", "smoke"], "/nowhere/claim.yaml"),
+        (["plan", "--repo", "/tmp", "--policy", "smoke"], "/tmp"),
+        (["plan", "--base", "no-such-revision", "--policy", "smoke"], "no-such-revision"),
+        (["plan", "--machine", "/nowhere.json", "--policy", "smoke"], "no machine description"),
+        (["plan", "--tier", "rank", "--policy", "smoke"], "needs a supported GPU"),
+    ],
+)
+def test_bad_input_is_one_paragraph_and_exit_code_2(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _exit_code(arguments) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert "Traceback" not in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_a_crash_of_ours_is_exit_code_2_and_not_a_rejection(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setitem(COMMANDS, "doctor", ("broken", broken))
+    assert _exit_code(["doctor"]) == 2
+    assert "a fault of its own" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (InputError("wrong"), 2)])
+def test_interrupts_and_errors_have_their_exit_codes(
+    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> None:
+        raise error
+
+    monkeypatch.setitem(COMMANDS, "doctor", ("broken", broken))
+    assert _exit_code(["doctor"]) == code
+
+
+def test_doctor_json_is_one_document_that_plan_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _exit_code(["doctor", "--json"]) == 0
+    text = capsys.readouterr().out
+    assert json.loads(text)["cpu_count"] >= 1
+    (tmp_path / "machine.json").write_text(text)
+    assert _exit_code(["plan", "--machine", str(tmp_path / "machine.json"), "--pack", "nobody"]) == 2
+
+
+def test_a_run_folder_that_holds_something_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "kept").write_text("mine")
+    code = _exit_code(["run", "sweep", "--policy", "smoke", "--allow-dirty", "--out", str(tmp_path)])
+    assert code == 2
+    assert "already holds something" in capsys.readouterr().err
+    assert (tmp_path / "kept").read_text() == "mine"

@@ -1,0 +1,47 @@
+"""The sampling child on the fake pack: `python -m tests.fakes.serve JOB BEHAVIOUR`.
+
+BEHAVIOUR: `honest`, or what the candidate does when a session opens: `segfault`, `exit`, `hang`, `raise`,
+`harness_fault`.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from harness import worker
+from tests.fakes.pack import FakePack
+
+
+class MisbehavingPack(FakePack):
+    """Does one bad thing whenever a session is opened."""
+
+    def __init__(self, behaviour: str) -> None:
+        super().__init__()
+        self._behaviour = behaviour
+
+    def open_session(self, request: Any, observer: Any) -> Any:
+        if self._behaviour == "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if self._behaviour == "exit":
+            os._exit(3)
+        if self._behaviour == "hang":
+            time.sleep(3600)
+        if self._behaviour == "raise":
+            raise RuntimeError("illegal memory access")
+        return super().open_session(request, observer)
+
+
+def main() -> None:
+    """Serve a job."""
+    job, behaviour = Path(sys.argv[1]), sys.argv[2]
+    worker.load_pack = lambda name: MisbehavingPack(behaviour)  # type: ignore[assignment,return-value]  # a fake
+    if behaviour == "harness_fault":
+        worker._sample = lambda check, context: 1 / 0  # type: ignore[assignment,return-value]  # a fault of ours
+    worker.serve(worker.Job.model_validate_json(job.read_bytes()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""The pipeline: crashes are observations, faults of ours are not outcomes, and an interrupted run goes on."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import pipeline
+from harness.domain.check import StageName, Status
+from harness.domain.errors import InputError
+from harness.domain.plan import Plan
+from harness.evidence.run_folder import open_run
+from harness.executors import local
+from harness.executors.local import HarnessFault
+from harness.pipeline import Progress, execute, failed_checks, rejudge
+from harness.planner import CodeDigests, make_plan
+from tests.fakes.requests import plan_request
+
+NONCE = "0123456789abcdef"
+
+
+def _plan(stages: tuple[StageName, ...] = (StageName.COVERAGE,), subjects: tuple[str, ...] = ()) -> Plan:
+    return make_plan(plan_request(), CodeDigests("a" * 64, "b" * 64), NONCE, stages, subjects)
+
+
+def _execute(
+    plan: Plan,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    behaviour: str = "honest",
+    keep_going: bool = False,
+) -> dict[str, Status]:
+    monkeypatch.setattr(
+        pipeline,
+        "serve_command",
+        lambda job: (sys.executable, "-m", "tests.fakes.serve", str(job), behaviour),
+    )
+    with open_run(folder / "run", plan) as run:
+        execute(plan, run, None, folder / "cache", Progress(say=lambda *_: None), keep_going)
+        return {outcome.check: outcome.status for outcome in run.outcomes()}
+
+
+def test_a_plan_of_honest_checks_passes_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = _plan(subjects=("mix", "prefill"))
+    assert _execute(plan, tmp_path, monkeypatch) == {
+        "coverage/decline/prefill": Status.PASS,
+        "coverage/poison/mix": Status.PASS,
+    }
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [("segfault", "SIGSEGV"), ("exit", "exit code 3"), ("raise", "illegal memory access")],
+)
+def test_a_candidate_that_dies_fails_with_its_signal_and_the_next_check_still_runs(
+    behaviour: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = _plan(subjects=("mix", "head"))
+    statuses = _execute(plan, tmp_path, monkeypatch, behaviour)
+    assert statuses == {"coverage/poison/mix": Status.FAIL, "coverage/poison/head": Status.FAIL}
+    with open_run(tmp_path / "run", plan) as run:
+        assert words in run.outcomes()[0].summary
+
+
+def test_a_candidate_that_hangs_is_ended_and_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "GRACE_S", 6.0)
+    monkeypatch.setattr(local, "PATIENCE", 0.0)
+    plan = _plan(subjects=("mix",))
+    assert _execute(plan, tmp_path, monkeypatch, "hang") == {"coverage/poison/mix": Status.FAIL}
+    with open_run(tmp_path / "run", plan) as run:
+        assert "timed out" in run.outcomes()[0].summary
+
+
+def test_a_fault_of_the_harness_gives_no_outcome_and_stops_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = _plan(subjects=("mix",))
+    with pytest.raises(HarnessFault, match="ZeroDivisionError"):
+        _execute(plan, tmp_path, monkeypatch, "harness_fault")
+    with open_run(tmp_path / "run", plan) as run:
+        assert run.outcomes() == ()
+
+
+def test_a_resumed_run_repeats_no_finished_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = _plan(subjects=("mix", "head"))
+    first = _plan(subjects=("mix", "head"))
+    _execute(first, tmp_path, monkeypatch)
+    # A second pass over the same run with a pack that would crash finds nothing left to run.
+    assert set(_execute(plan, tmp_path, monkeypatch, "segfault").values()) == {Status.PASS}
+
+
+def test_a_run_folder_never_takes_another_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _execute(_plan(subjects=("mix",)), tmp_path, monkeypatch)
+    with pytest.raises(InputError):
+        open_run(tmp_path / "run", _plan(subjects=("head",)))
+
+
+def test_later_stages_are_skipped_after_a_failure_unless_told_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = _plan((StageName.COVERAGE, StageName.EVALS), ("mix", "drift"))
+    statuses = _execute(plan, tmp_path / "a", monkeypatch, "raise")
+    assert statuses["evals/drift/tiny"] is Status.SKIPPED
+    statuses = _execute(plan, tmp_path / "b", monkeypatch, "raise", keep_going=True)
+    assert statuses["evals/drift/tiny"] is Status.FAIL
+
+
+def test_judging_stored_samples_again_gives_the_same_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = _plan(subjects=("mix",))
+    _execute(plan, tmp_path, monkeypatch)
+    with open_run(tmp_path / "run", plan) as run:
+        stored = run.outcomes()[0]
+        again = rejudge(plan)(plan.checks[0], run.samples(plan.checks[0].id))
+    assert again == stored
+
+
+def test_failed_checks_counts_what_has_no_outcome_but_not_what_the_tier_cannot_run() -> None:
+    plan = _plan(subjects=("mix", "head"))
+    assert [check.id for check in failed_checks(plan, {})] == ["coverage/poison/mix", "coverage/poison/head"]
+    gone = tuple(check.model_copy(update={"unavailable": "needs a GPU"}) for check in plan.checks)
+    assert failed_checks(plan.model_copy(update={"checks": gone}), {}) == ()
