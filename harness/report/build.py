@@ -66,7 +66,7 @@ def _stage(bundle: Bundle, stage: StageName, outcomes: dict[str, Outcome]) -> St
         title=stage.value.capitalize(),
         question=QUESTIONS[stage],
         counts=counts,
-        bar=status_bar(counts, f"{stage.value}: " + ", ".join(f"{n} {s}" for s, n in counts)),
+        bar=status_bar(counts, ", ".join(f"{n} {s}" for s, n in counts) or "nothing ran", len(checks)),
         controls=sum(o.control is not None and o.control.failed for _, o in pairs),
         checks=tuple(_check(c, outcomes.get(c.id), bundle) for c in checks),
         panels=panels_of(stage, material),

@@ -46,9 +46,9 @@ class DumbbellRow:
     is_over: bool
 
 
-def status_bar(counts: Sequence[tuple[str, int]], title: str) -> Markup:
-    """A thin bar split by status."""
-    total = sum(count for _, count in counts)
+def status_bar(counts: Sequence[tuple[str, int]], title: str, total: int = 0) -> Markup:
+    """A thin bar split by status; where `total` is more than the counts, its end stays empty."""
+    total = max(total, sum(count for _, count in counts))
     parts, x = [], 0.0
     for status, count in counts:
         width = 100 * count / total if total else 0

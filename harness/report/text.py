@@ -114,7 +114,11 @@ def source_link(repository: str, sha: str, path: str, line: int | None = None) -
 
 
 def compact(value: float) -> str:
-    """Three digits and a power of ten, such as `3.42e-3`."""
+    """Three digits: `0.52`, `3.42e-3`, `1,024`."""
+    return _digits(value)
+
+
+def _scientific(value: float) -> str:
     mantissa, _, exponent = f"{value:.2e}".partition("e")
     return f"{mantissa}e{int(exponent)}"
 
@@ -124,7 +128,7 @@ def _digits(value: float | int) -> str:
     if value == 0:
         return "0"
     if size >= 1e7 or size < 1e-2:
-        return compact(value)
+        return _scientific(value)
     if float(value).is_integer() or size >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}"

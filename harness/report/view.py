@@ -122,8 +122,13 @@ class StageView:
 
     @property
     def open_checks(self) -> tuple[CheckView, ...]:
-        """The others."""
-        return tuple(c for c in self.checks if c.status != "PASS")
+        """Checks with another outcome."""
+        return tuple(c for c in self.checks if c.status not in ("", "PASS"))
+
+    @property
+    def unfinished_checks(self) -> tuple[CheckView, ...]:
+        """Checks without an outcome."""
+        return tuple(c for c in self.checks if c.status == "")
 
 
 @dataclass(frozen=True, slots=True)

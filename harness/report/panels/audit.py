@@ -10,7 +10,7 @@ __all__ = ["panels"]
 
 COLUMNS = (
     "registers", "spill_bytes", "local_accesses", "shared_bytes", "blocks_per_sm", "instructions",
-    "matrix_instructions", "accesses",
+    "matrix_instructions",
 )  # fmt: skip
 """Figures shown for every kernel; the rest are with the check."""
 

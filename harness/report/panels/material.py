@@ -51,7 +51,7 @@ def cell_name(check: Check) -> str:
         return ""
     words = [f"batch {cell.batch}", f"context {cell.context}"]
     words += [f"{n} {v}" for n, v in (("tp", cell.tp), ("dcp", cell.dcp)) if v != 1]
-    words += [f"{cell.drafts} drafts"] if cell.drafts else []
+    words += [f"{cell.drafts} draft{'' if cell.drafts == 1 else 's'}"] if cell.drafts else []
     words += [cell.kv_dtype] if cell.kv_dtype != "bf16" else []
     words += [cell.phase] if cell.phase != "decode" else []
     return ", ".join(words)
