@@ -63,7 +63,7 @@ class GraphedSteps:
             context_max=like.context_max,
         )
         launches = self._step.launches.clone()
-        side = torch.cuda.Stream(device)
+        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call,unused-ignore]  # has no types
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
             _finish(self._step, tokens, inputs)

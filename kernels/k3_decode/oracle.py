@@ -15,7 +15,14 @@ from k3_decode.ops.mxfp4 import dequantise
 from k3_decode.rank_weights import TensorSource
 from k3_decode.shapes import K3Shapes
 
-__all__ = ["Memory", "Oracle"]
+__all__ = ["MEAN_KL_BOUND", "TOKEN_KL_BOUND", "Memory", "Oracle"]
+
+TOKEN_KL_BOUND = 0.01
+"""KL(oracle || path) in nats that no token of nano may reach. Measured over seeds 0 to 5, both paths, bf16
+and fp8 caches, one and two ranks: at most 0.005.
+"""
+MEAN_KL_BOUND = 0.002
+"""Of the mean over a text; measured: at most 0.0009."""
 
 
 @dataclass(slots=True)

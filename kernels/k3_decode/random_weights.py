@@ -20,10 +20,14 @@ __all__ = ["DrawnCheckpoint", "random_checkpoint", "slice_shapes", "synthetic_sl
 
 CODE_SCALE = 0.342
 """1 over the root mean square of an evenly drawn E2M1 value."""
-ROUTE_SIZE = 8.0
-"""Along a chosen expert's direction; sublayer outputs add about one."""
-ROUTER_GAIN = 0.3
+ROUTE_SIZE = 6.0
+"""Along a chosen expert's direction."""
+ROUTE_SIZE_BESIDE_EXPERTS = 16.0
+"""Where experts write to the residual stream themselves, in MXFP4 and along every direction."""
+ROUTER_GAIN = 0.5
 """Puts the chosen experts' scores near 0.9 and the others' near 0.5."""
+WRITERS = ("o_proj.weight", "down_proj.weight", "latent_up_proj.weight")
+"""Ends of the names of what writes to the residual stream; the latent down-projection is the exception."""
 
 
 def random_checkpoint(shapes: K3Shapes, seed: int) -> Checkpoint:
@@ -96,13 +100,14 @@ def _plant_routes(tensors: dict[str, torch.Tensor], shapes: K3Shapes, generator:
 
     A drawn router has near ties, where the rounding of bf16 picks another expert and two right
     implementations part by whole units of logit. Here embeddings carry `ROUTE_SIZE` along the orthogonal
-    directions of `top_k` of the experts and nothing along the others', and each layer's router reads those
-    directions in an order of its own.
+    directions of `top_k` of the experts and nothing along the others', no sublayer writes along any of
+    them, and each layer's router reads them in an order of its own.
     """
     experts, vocab = shapes.experts, shapes.vocab
     directions = torch.linalg.qr(torch.randn(shapes.hidden, experts, generator=generator)).Q.T
     chosen = torch.rand(vocab, experts, generator=generator).argsort(1)[:, : shapes.top_k]
-    size = ROUTE_SIZE * (0.9 + 0.2 * torch.rand(vocab, shapes.top_k, generator=generator))
+    peak = ROUTE_SIZE if shapes.has_latent_moe else ROUTE_SIZE_BESIDE_EXPERTS
+    size = peak * (0.9 + 0.2 * torch.rand(vocab, shapes.top_k, generator=generator))
     embedding = tensors["model.embed_tokens.weight"].float()
     embedding = embedding - embedding @ directions.T @ directions
     embedding += torch.zeros(vocab, experts).scatter_(1, chosen, size) @ directions
@@ -111,6 +116,10 @@ def _plant_routes(tensors: dict[str, torch.Tensor], shapes: K3Shapes, generator:
         order = torch.randperm(experts, generator=generator)
         name = f"model.layers.{layer}.block_sparse_moe.gate.weight"
         tensors[name] = (ROUTER_GAIN * directions[order]).to(torch.bfloat16)
+    for name in tensors:
+        if name.endswith(WRITERS) and "latent_down" not in name:
+            written = tensors[name].float()
+            tensors[name] = (written - directions.T @ (directions @ written)).to(torch.bfloat16)
 
 
 def _drawn(spec: TensorSpec, generator: torch.Generator) -> torch.Tensor:

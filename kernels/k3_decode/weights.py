@@ -248,9 +248,9 @@ def _moe(shapes: K3Shapes) -> dict[str, TensorSpec]:
     hidden, latent, experts, inter = shapes.hidden, shapes.latent, shapes.experts, shapes.expert_inter
     byte, group = torch.uint8, MXFP4_GROUP
     table = {
-        "gate.weight": TensorSpec((experts, hidden), scale=1.5 * hidden**-0.5),
+        "gate.weight": TensorSpec((experts, hidden), scale=hidden**-0.5),
         "gate.e_score_correction_bias": TensorSpec(
-            (experts,), torch.float32, draw="uniform", low=-0.05, high=0.05
+            (experts,), torch.float32, draw="uniform", low=-0.005, high=0.005
         ),
         "experts.w13_weight": TensorSpec((experts, 2 * inter, latent // 2), byte, latent**-0.5, "experts"),
         "experts.w13_weight_scale": TensorSpec(
