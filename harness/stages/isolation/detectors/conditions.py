@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from typing import Final
 
 from harness.domain.policy import Rule
 from harness.stages.isolation.names import string_value
@@ -11,44 +10,44 @@ from harness.stages.isolation.surroundings import Match, Surroundings
 
 __all__ = ["find_feature_narrowed", "find_switch_default"]
 
-REFUSALS: Final = ("raise_statement",)
-
 
 def find_feature_narrowed(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
     """Code that refuses requests on a condition about a feature, or switches the feature off.
 
-    The rule's patterns are regular expressions for the feature's words. A condition that makes the dispatcher
-    decline is none: stock then serves the request.
+    The rule's patterns are regular expressions for the condition, or for the attribute that is switched off.
+    A condition that makes the dispatcher decline is none: stock then serves the request.
     """
+    words = re.compile("|".join(rule.patterns))
+    for text, first, last in source.derive("refusals", lambda s: tuple(_refusals(s))):
+        if words.search(text):
+            yield from _at(source, first, last)
+
+
+def _refusals(source: Source) -> Iterator[tuple[str, Node, Node]]:
+    """(condition or attribute, first node, last node) of each refusal and each attribute switched off."""
     root = source.root
     if root is None or source.language != "python":
         return
-    words = re.compile("|".join(rule.patterns))
     for kind in ("if_statement", "elif_clause"):
         for node in root.find_all(kind=kind):
             condition, body = node.field("condition"), node.field("consequence")
-            if condition is None or body is None or not words.search(condition.text()):
-                continue
-            refusals = [c for c in body.named_children() if c.kind() in REFUSALS]
-            if refusals:
-                yield from _at(source, node, refusals[0])
+            raised = (
+                next((c for c in body.named_children() if c.kind() == "raise_statement"), None)
+                if body
+                else None
+            )
+            if condition is not None and raised is not None:
+                yield condition.text(), node, raised
     for node in root.find_all(kind="assert_statement"):
         condition = node.child(1)
-        if condition is None or _says_what_it_is(condition):
-            continue
-        if words.search(condition.text()):
-            yield from _at(source, node, node)
+        if condition is not None and not _says_what_it_is(condition):
+            yield condition.text(), node, node
     for node in root.find_all(kind="assignment"):
         left, right = node.field("left"), node.field("right")
-        if (
-            left is None
-            or right is None
-            or left.kind() != "attribute"
-            or right.text() not in ("False", "None", "0")
-        ):
+        if left is None or right is None or left.kind() != "attribute":
             continue
-        if words.search(left.text()):
-            yield from _at(source, node, node)
+        if right.text() in ("False", "None", "0"):
+            yield left.text(), node, node
 
 
 def _says_what_it_is(condition: Node) -> bool:
