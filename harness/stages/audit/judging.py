@@ -116,12 +116,14 @@ def _decide(
             figures,
             shown,
         )
-    count = next(f.value for f in figures if f.name == "accesses")
+    count, spilled = (
+        next(f.value for f in figures if f.name == name) for name in ("accesses", "spill_bytes")
+    )
     return _outcome(
         check,
         samples,
         Status.PASS,
-        f"{count} accesses at both levels, all of them allowed; no spill",
+        f"{count} accesses at both levels, all of them allowed; {spilled} bytes spilled",
         "",
         control,
         figures,
