@@ -1,7 +1,8 @@
 """Several questions at once: Holm's step-down procedure over the statistical checks of one verdict.
 
-Holm (1979), Scandinavian Journal of Statistics 6:65: holds the chance of any false alarm at `alpha`, whatever the dependence
-between the tests. Intervals of single comparisons live beside what they compare (`paired`, `interleaved`).
+Holm (1979), Scandinavian Journal of Statistics 6:65: holds the chance of any false alarm at `alpha`, whatever
+the dependence between the tests. Intervals of single comparisons live beside what they compare (`paired`,
+`interleaved`).
 """
 
 from collections.abc import Mapping
