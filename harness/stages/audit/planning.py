@@ -18,7 +18,7 @@ from harness.stages.audit.cost import SHARED_LIMIT_BYTES
 __all__ = ["chosen_variants", "plan"]
 
 COMPILE_COST_S = 2.5
-"""Seconds a variant adds to a cold run: 83 s for 33 variants, two children on 2 cores that did other work too."""
+"""Seconds a variant adds to a cold run: 83 s for 33 variants, two children on 2 cores with other work."""
 READ_COST_S = 0.5
 
 
