@@ -58,7 +58,7 @@ class Grammar:
         for token, text in tokens.texts.items():
             if token != tokens.end and text:
                 by_text.setdefault(text, []).append(token)
-        self._size = tokens.vocab_size
+        self._size, self._end = tokens.vocab_size, tokens.end
         self._guide = outlines_core.Guide(
             outlines_core.Index(pattern, outlines_core.Vocabulary(tokens.end, by_text))
         )
@@ -81,8 +81,11 @@ class Grammar:
         return mask
 
     def advance(self, token: int) -> None:
-        """Takes a chosen token; `ValueError` for one that is not allowed."""
-        self._guide.advance(token)
+        """Takes a chosen token; `ValueError` for one that is not allowed. The end may be taken again."""
+        if token != self._end:
+            self._guide.advance(token)
+        elif not self.is_finished:
+            raise ValueError(f"the answer may not end here (token {token})")
 
     def rollback(self, tokens: int) -> None:
         """Forgets the last tokens, as a rejected draft must."""
@@ -90,7 +93,7 @@ class Grammar:
 
     @property
     def is_finished(self) -> bool:
-        """Whether only the end may follow."""
+        """Whether the answer may end here."""
         return bool(self._guide.is_finished())
 
 
