@@ -75,7 +75,7 @@ def mxfp4_packed(weight: Tensor) -> tuple[Tensor, Tensor]:
     step = torch.where(size < 2.0, 0.5, torch.where(size < 4.0, 1.0, 2.0))
     levels = torch.tensor(_LEVELS, device=weight.device)
     code = torch.bucketize(torch.round(size / step) * step, levels)
-    code = (code + 8 * (x < 0)).to(torch.uint8).reshape(weight.shape)
+    code = (code + 8 * torch.signbit(x)).to(torch.uint8).reshape(weight.shape)
     packed = code[..., 0::2] | (code[..., 1::2] << 4)
     return packed.contiguous(), (exponent[..., 0] + _BIAS).to(torch.uint8)
 

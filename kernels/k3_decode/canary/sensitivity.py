@@ -23,20 +23,22 @@ import torch
 from torch import Tensor
 
 from k3_decode.canary.export import read_safetensors
-from k3_decode.canary.faults import FAULTS, Fault
+from k3_decode.canary.faults import FAULTS
 from k3_decode.canary.replay import BENIGN, Caches, Model, Path, advance, load_model
 from k3_decode.canary.tasks import Sample, chain_samples, mrcr_samples
 from k3_decode.shapes import CANARY
 
 __all__ = [
+    "FAULTY_ROUNDINGS",
     "MEASURES",
+    "RESULTS_FILE",
     "SETS",
     "Measured",
     "QuestionSet",
     "Results",
     "detected",
     "measure",
-    "measure_arm",
+    "prepare",
     "read_results",
     "thresholds",
 ]
@@ -44,7 +46,8 @@ __all__ = [
 MEASURES = ("exact", "drift", "peak")
 SEED = 505
 """Of the questions: held out, as training draws from seeds of another kind."""
-_FAULTY_ROUNDINGS = BENIGN["fp32 conv output"]
+FAULTY_ROUNDINGS = BENIGN["fp32 conv output"]
+RESULTS_FILE = File(__file__).with_name("sensitivity.jsonl")
 _CHUNK = 256
 
 
@@ -150,15 +153,7 @@ def arms(is_nominal_only: bool = False) -> Iterator[tuple[str, Path]]:
     for fault, size in sorted(sized, key=lambda pair: pair[1] != pair[0].nominal):
         if is_nominal_only and size != fault.nominal:
             return
-        yield f"{fault.name}/{size:g}", fault.planted(size, _FAULTY_ROUNDINGS)
-
-
-def measure_arm(model: Model, questions: QuestionSet, fault: Fault, size: float) -> Measured:
-    """One fault on one set, from scratch."""
-    prepared = prepare(model, questions.samples())
-    measure(model, prepared, Path(), questions.name, "stock")
-    path = fault.planted(size, _FAULTY_ROUNDINGS)
-    return measure(model, prepared, path, questions.name, f"{fault.name}/{size:g}")
+        yield f"{fault.name}/{size:g}", fault.planted(size, FAULTY_ROUNDINGS)
 
 
 def read_results(path: File) -> dict[tuple[str, str], Measured]:
@@ -206,7 +201,7 @@ def main(arguments: list[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--weights", type=File, default=File(__file__).with_name("weights.safetensors"))
-    parser.add_argument("--out", type=File, default=File(__file__).with_name("sensitivity.jsonl"))
+    parser.add_argument("--out", type=File, default=RESULTS_FILE)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--minutes", type=float, default=4.5)
     parser.add_argument("--set", action="append", help="only these sets", choices=[s.name for s in SETS])

@@ -1,12 +1,18 @@
 """The sensitivity table of the README, from `sensitivity.jsonl`: `python -m k3_decode.canary.table` prints
 it."""
 
-from pathlib import Path as File
-
 import numpy as np
 
 from k3_decode.canary.faults import FAULTS, Fault
-from k3_decode.canary.sensitivity import MEASURES, SETS, Results, detected, read_results, thresholds
+from k3_decode.canary.sensitivity import (
+    MEASURES,
+    RESULTS_FILE,
+    SETS,
+    Results,
+    detected,
+    read_results,
+    thresholds,
+)
 
 __all__ = ["render", "render_thresholds", "smallest_detected"]
 
@@ -88,5 +94,5 @@ def _mark(text: str, is_detected: bool) -> str:
 
 
 if __name__ == "__main__":
-    held = read_results(File(__file__).with_name("sensitivity.jsonl"))
+    held = read_results(RESULTS_FILE)
     print(render_thresholds(held), render(held), sep="\n\n")
