@@ -38,7 +38,7 @@ def verify(bundle: BundlePath, json: JsonOutput = False) -> None:
                 if step.missing
                 else "ok"
             )
-            detail = f": {step.skipped}" if step.skipped else ""
+            detail = f": {step.skipped or step.note}" if step.skipped or step.note else ""
             typer.echo(f"{step.number:>2} {step.name:<13} {state:<10} {step.looked_at:>6} looked at{detail}")
             for problem in (*step.problems, *step.missing):
                 typer.echo(f"     {problem.path or 'bundle'}: {problem.message}")

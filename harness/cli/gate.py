@@ -103,14 +103,14 @@ def judge_of(folder: Path) -> "Rejudge":
 
 
 def replan_of() -> "Replan":
-    """What plans again; a bundle of a pack that is not installed here is verified without."""
+    """What plans again; a bundle is verified without where its pack or what that needs is not installed."""
     from harness.domain.errors import InputError
     from harness.gate.replan import replan
 
     def again(plan: "Plan") -> "tuple[Check, ...] | None":
         try:
             return replan(plan)
-        except InputError:
+        except (InputError, ImportError):
             return None
 
     return again

@@ -165,6 +165,8 @@ class VerificationStep(Record):
     """What is not there yet: each makes the bundle incomplete."""
     skipped: str = ""
     """Why the step did not run; empty where it did."""
+    note: str = ""
+    """What the step could not look at."""
 
 
 class Verification(Record):

@@ -83,6 +83,7 @@ def check_binding(work: Work, notes: Notes) -> None:
 
 def _replanned(work: Work, plan: Plan, notes: Notes) -> None:
     if work.replan is None:
+        notes.note = "the plan was not made again from claim and policy: no planner was given"
         return
 
     def question(check: Check) -> Check:
@@ -91,6 +92,7 @@ def _replanned(work: Work, plan: Plan, notes: Notes) -> None:
     planned = {c.id: question(c) for c in plan.checks}
     checks = work.replan(plan)
     if checks is None:
+        notes.note = "the plan was not made again: harness or pack here is missing or another version"
         return
     again = {c.id: question(c) for c in checks}
     for check in sorted(set(again) - set(planned)):

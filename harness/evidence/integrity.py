@@ -75,6 +75,7 @@ class Notes:
     problems: list[Problem] = field(default_factory=list)
     missing: list[Problem] = field(default_factory=list)
     skipped: str = ""
+    note: str = ""
 
     def wrong(self, path: str, message: str) -> None:
         self.problems.append(Problem(path=_printable(path), message=_printable(message)))

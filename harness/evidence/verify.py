@@ -109,6 +109,7 @@ def _record(number: int, name: str, notes: Notes) -> VerificationStep:
         problems=_shortened(notes.problems),
         missing=_shortened(notes.missing),
         skipped=notes.skipped,
+        note=notes.note,
     )
 
 

@@ -328,6 +328,12 @@ def test_a_plan_that_leaves_out_or_softens_what_the_claim_calls_for_is_refused(
     assert "evals/drift/canary: asks another question" in words
 
 
+def test_a_plan_that_could_not_be_made_again_is_said_so(bundle: Path) -> None:
+    result = verify(bundle, judge, lambda plan: None)
+    assert result.state is BundleState.VERIFIED
+    assert "not made again" in result.steps[5].note
+
+
 def test_costs_and_what_a_machine_cannot_run_are_no_other_question(bundle: Path, plan: Plan) -> None:
     def replan(made: Plan) -> tuple[Check, ...]:
         return tuple(c.model_copy(update={"cost_s": 9.0, "unavailable": "no GPU"}) for c in made.checks)
