@@ -3,6 +3,7 @@ fit.
 """
 
 import json
+import sys
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -10,6 +11,7 @@ from pydantic import BaseModel
 from harness.domain.bundle import BUNDLE_SCHEMA, Environment, Manifest, SamplesHeader, Verification
 from harness.domain.check import Outcome
 from harness.domain.plan import Plan
+from harness.domain.resources import data_folder
 from harness.domain.verdict import Verdict
 from harness.evidence.attestation import Envelope, Statement
 from harness.evidence.diff import BundleDiff
@@ -63,3 +65,20 @@ def write_schemas(folder: Path) -> tuple[Path, ...]:
         path.write_text(text, encoding="utf-8")
         paths.append(path)
     return tuple(paths)
+
+
+def _main(argv: list[str]) -> int | str:
+    """`python -m harness.evidence.schemas --check|--write`: for make, where no console script may exist
+    yet.
+    """
+    folder = data_folder("bundles") / "schema"
+    if argv == ["--write"]:
+        write_schemas(folder)
+        return 0
+    if argv == ["--check"]:
+        return "\n".join(check_schemas(folder)) or 0
+    return "give --check or --write"
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1:]))
