@@ -4,7 +4,7 @@ Scope: sm_90a (run), sm_100a and sm_103a (compiled). Any head count, rows 1 to 8
 caches of 64-token pages, contexts to 2^31 tokens over pages anywhere (addresses are 64-bit). Refused: other
 page sizes or dtypes, heads that are not contiguous in `query`.
 
-Layout: one block works on 16 (row, head) pairs of one request and on one split of its context; four warps
+Layout: one block works on 16 (row, head) pairs of one request and on one split of its context; two warps
 have the copy engine load tiles of 32 tokens row by row into three stages, and 8 warps share each tile.
 Scores: warp w multiplies 8 tokens with one half of the 576 columns (queries stay in registers); softmax: 2
 pairs a warp, a token a lane; values: 64 of 512 columns a warp. `query` [B,H,576] bf16 (token stride free),
@@ -53,9 +53,8 @@ STAGES = 3
 WARPS = 8
 THREADS = 32 * WARPS
 """Threads that compute; the loading warps come after them."""
-LOADERS = 4
-"""Warps that load: a warp issues its lanes' bulk copies one after another, so each takes a quarter of a
-tile's tokens.
+LOADERS = 2
+"""Warps that load: a warp issues its lanes' bulk copies one after another, so several share a tile's tokens.
 """
 COMPUTE_BARRIER = 1
 PAIRS = 16

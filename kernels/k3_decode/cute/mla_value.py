@@ -140,21 +140,25 @@ def _value(
     step = max(1, 8 // tokens)
     offsets = tuple(2**i for i in reversed(range(lanes.bit_length() - 1)))
     peak = Float32(-Float32.inf)
-    for base in cutlass.range(tid % lanes, shards, lanes * step):
-        seen = [_lse(lse_at, lse_bytes, base + i * lanes, shards) for i in range(step)]
-        for value in seen:
-            peak = cute.arch.fmax(peak, value)
+    first_lane = tid % lanes
+    kept = [_lse(lse_at, lse_bytes, first_lane + i * lanes, shards) for i in range(step)]
+    for value in kept:
+        peak = cute.arch.fmax(peak, value)
+    for base in cutlass.range(first_lane + lanes * step, shards, lanes):
+        peak = cute.arch.fmax(peak, _lse(lse_at, lse_bytes, base, shards))
     for offset in offsets:
         peak = cute.arch.fmax(peak, cute.arch.shuffle_sync_bfly(peak, offset))
     total = Float32(0.0)
-    for base in cutlass.range(tid % lanes, shards, lanes * step):
-        seen = [_lse(lse_at, lse_bytes, base + i * lanes, shards) for i in range(step)]
-        for i in cutlass.range_constexpr(step):
-            share = frag.exp2((seen[i] - peak) * frag.LOG2E)
-            share = frag.keep_if(share, Int32(seen[i] > -Float32.inf))
-            total = total + share
-            if base + i * lanes < shards and own < tokens:
-                ins.shared_store_f32(weights_at + (own * shards + base + i * lanes) * 4, share)
+    for i in cutlass.range_constexpr(step):
+        share = _share(kept[i], peak)
+        total = total + share
+        if first_lane + i * lanes < shards and own < tokens:
+            ins.shared_store_f32(weights_at + (own * shards + first_lane + i * lanes) * 4, share)
+    for base in cutlass.range(first_lane + lanes * step, shards, lanes):
+        later_share = _share(_lse(lse_at, lse_bytes, base, shards), peak)
+        total = total + later_share
+        if own < tokens:
+            ins.shared_store_f32(weights_at + (own * shards + base) * 4, later_share)
     total = frag.sum_lanes([total], offsets)[0]
     if own < tokens and tid % lanes == 0:
         ins.shared_store_f32(totals_at + own * 4, frag.keep_if(frag.reciprocal(total), Int32(total > 0.0)))
@@ -253,6 +257,11 @@ def _lse(address: Int64, shard_bytes: Int64, shard: Int32, shards: Int32) -> Flo
     """A shard's lse, -inf where it has no keys or does not exist."""
     value = frag.load_f32(address + Int64(cutlass.min(shard, shards - 1)) * shard_bytes)
     return frag.finite_or_minus_inf(value, Int32(shard < shards))
+
+
+def _share(value: Float32, peak: Float32) -> Float32:
+    """exp(value - peak), 0 for a shard without keys."""
+    return frag.keep_if(frag.exp2((value - peak) * frag.LOG2E), Int32(value > -Float32.inf))
 
 
 def _weight(weights_at: Int32, row: Int32, shard: Int32, shards: Int32) -> Float32:
