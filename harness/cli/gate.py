@@ -185,8 +185,8 @@ def _print_verdict(verdict: "Verdict") -> None:
         out.print(f"contradiction {clash.check}: {said}", markup=False, soft_wrap=True)
     for stale in verdict.stale:
         out.print(f"stale {stale.check}: {stale.why}", markup=False, soft_wrap=True)
-    for missing in verdict.missing:
-        out.print(f"to make it, on {missing.where}:\n  {missing.command}", markup=False, soft_wrap=True)
+    for where, command in dict.fromkeys((m.where, m.command) for m in verdict.missing):
+        out.print(f"to make it, on {where}:\n  {command}", markup=False, soft_wrap=True)
 
 
 def _full_sha(head: str | None) -> str | None:
