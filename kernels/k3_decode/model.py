@@ -15,6 +15,7 @@ from k3_decode.ops import attn_res, experts, kda_step, latent_tail, mla_attend, 
 from k3_decode.ops.mla_query import KV_LORA, QK_NOPE, QK_ROPE
 from k3_decode.ops.mxfp4 import dequantise
 from k3_decode.ops.norms import rms_norm
+from k3_decode.ops.products import batched, linear
 from k3_decode.ops.situ_mlp import situ
 from k3_decode.rank_weights import DenseWeights, KdaWeights, MlaWeights, ModelWeights, MoeWeights
 from k3_decode.residuals import Mix, before_attention, before_ffn, before_head
@@ -61,7 +62,7 @@ class StockModel:
             mix = before_attention(index, block) if block else None
             x = stream.read(mix, layer.attention_score, layer.attention_norm)
             mixed = self._attention(index, layer.attention, x, work)
-            stream.delta = yield from reduce(functional.linear(mixed, layer.attention.out_proj), self._tp)
+            stream.delta = yield from reduce(linear(mixed, layer.attention.out_proj), self._tp)
             mix = before_ffn(index, block) if block else None
             x = stream.read(mix, layer.ffn_score, layer.ffn_norm)
             stream.delta = yield from self._ffn(index, layer.ffn, x)
@@ -85,7 +86,7 @@ class StockModel:
             if isinstance(work, StepInputs):
                 return self._kda_rows(index, weights, packed, work)
             return self._kda_chunk(index, weights, packed, work)
-        packed = functional.linear(x, weights.in_proj)
+        packed = linear(x, weights.in_proj)
         q = self._mla_query(weights, packed)
         first = packed.shape[1] - self._gate_width() - KV_LORA - QK_ROPE
         mla_query.store_rows(
@@ -103,11 +104,11 @@ class StockModel:
 
     def _kda_packed(self, weights: KdaWeights, x: torch.Tensor) -> torch.Tensor:
         """The packed rows that `kda_step` takes; a low-rank gate is expanded into g's place."""
-        packed = functional.linear(x, weights.in_proj)
+        packed = linear(x, weights.in_proj)
         if weights.gate_b is None:
             return packed
         width, rank = 3 * self._weights.shapes.channels, weights.gate_b.shape[1]
-        gate = functional.linear(packed[:, width : width + rank], weights.gate_b)
+        gate = linear(packed[:, width : width + rank], weights.gate_b)
         return torch.cat((packed[:, :width], gate, packed[:, width + rank :]), dim=1)
 
     def _kda_rows(
@@ -141,7 +142,7 @@ class StockModel:
         rows, history = packed[:, : 3 * width], memory.conv[chunk.home, :3].clone()
         inputs = KdaInputs(
             convolve(history, rows, weights.conv_weight),
-            functional.linear(packed[:, 4 * width : 4 * width + rank], weights.decay_weight),
+            linear(packed[:, 4 * width : 4 * width + rank], weights.decay_weight),
             packed[:, 4 * width + rank : 4 * width + rank + heads],
             weights.a_log,
             weights.dt_bias,
@@ -163,7 +164,7 @@ class StockModel:
         if weights.q_weight is None or weights.q_norm is None:
             return packed[:, : heads * (QK_NOPE + QK_ROPE)].reshape(-1, heads, QK_NOPE + QK_ROPE)
         normed = rms_norm(packed[:, : weights.q_norm.shape[0]], weights.q_norm, self._model.norm_eps)
-        return functional.linear(normed, weights.q_weight).view(-1, heads, QK_NOPE + QK_ROPE)
+        return linear(normed, weights.q_weight).view(-1, heads, QK_NOPE + QK_ROPE)
 
     def _mla_rows(
         self, index: int, weights: MlaWeights, q: torch.Tensor, gate: torch.Tensor | None, step: StepInputs
@@ -184,7 +185,7 @@ class StockModel:
             lse=lse,
         )
         if gate is None:
-            return torch.bmm(latent.transpose(0, 1), weights.uv_weight).transpose(0, 1).flatten(1)
+            return batched(latent.transpose(0, 1), weights.uv_weight).transpose(0, 1).flatten(1)
         out = torch.empty_like(gate, memory_format=torch.contiguous_format)
         mla_value.stock(
             partial=latent.unsqueeze(0),
@@ -204,9 +205,9 @@ class StockModel:
         cached = self._caches.mla[index][chunk.pages].flatten(0, 1)[:total].float() * self._caches.kv_scale
         cached = cached.to(torch.bfloat16)
         latent, rope = cached[:, :KV_LORA], cached[:, KV_LORA:]
-        keys = torch.matmul(latent, weights.uk_weight.transpose(1, 2)).float()
+        keys = batched(latent, weights.uk_weight.transpose(1, 2)).float()
         keys = torch.cat((keys, rope.float().expand(heads, -1, -1)), dim=2)
-        values = torch.matmul(latent, weights.uv_weight).float()
+        values = batched(latent, weights.uv_weight).float()
         out = q.new_empty(tokens, heads, self._model.v_dim)
         for first in range(0, tokens, QUERY_BLOCK):
             part = q[first : first + QUERY_BLOCK].transpose(0, 1).float()
@@ -225,7 +226,7 @@ class StockModel:
         if isinstance(weights, DenseWeights):
             return (yield from reduce(self._mlp(x, weights.gate_up, weights.down), self._tp))
         model = self._model
-        z = x if weights.down_weight is None else functional.linear(x, weights.down_weight)
+        z = x if weights.down_weight is None else linear(x, weights.down_weight)
         ids = torch.empty(x.shape[0], model.top_k, dtype=torch.int32, device=x.device)
         shares = torch.empty(x.shape[0], model.top_k, dtype=torch.float32, device=x.device)
         router.stock(
@@ -254,9 +255,9 @@ class StockModel:
         return out
 
     def _mlp(self, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-        gate, up = functional.linear(x, gate_up).chunk(2, dim=-1)
+        gate, up = linear(x, gate_up).chunk(2, dim=-1)
         activation = situ if self._model.is_situ else _silu
-        return functional.linear(activation(gate, up).to(torch.bfloat16), down)
+        return linear(activation(gate, up).to(torch.bfloat16), down)
 
     def _experts_of(self, index: int, weights: MoeWeights) -> experts.WeightsOf:
         if self._unpacked is not None:

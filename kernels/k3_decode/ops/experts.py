@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import torch
-from torch.nn import functional
 
 from k3_decode.ops.contract import Args, Cell, OpSpec, Param, Role, from_args
 from k3_decode.ops.inputs import (
@@ -22,6 +21,7 @@ from k3_decode.ops.inputs import (
     with_row_gap,
 )
 from k3_decode.ops.mxfp4 import SCALE_BIAS, dequantise
+from k3_decode.ops.products import linear
 from k3_decode.ops.situ_mlp import situ
 from k3_decode.shapes import MXFP4_GROUP
 
@@ -73,8 +73,8 @@ def combine(
     for expert in torch.unique(ids[ids >= 0]).tolist():
         row, place = torch.nonzero(ids == expert, as_tuple=True)
         first, second = weights_of(expert)
-        gate, up = functional.linear(latent[row], first).chunk(2, -1)
-        result = functional.linear(activation(gate, up).to(torch.bfloat16), second)
+        gate, up = linear(latent[row], first).chunk(2, -1)
+        result = linear(activation(gate, up).to(torch.bfloat16), second)
         total.index_add_(0, row, result.float() * weights[row, place].unsqueeze(1))
     return total.to(torch.bfloat16)
 

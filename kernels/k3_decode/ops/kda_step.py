@@ -31,6 +31,7 @@ from k3_decode.ops.inputs import (
     weight,
     with_row_gap,
 )
+from k3_decode.ops.products import linear
 
 __all__ = ["HEAD_DIM", "NORM_EPS_QK", "SPEC", "log_decay", "oracle", "stock"]
 
@@ -97,7 +98,7 @@ def stock(
     q, k, v = functional.silu(convolved).view(-1, rows, 3, heads, HEAD_DIM).unbind(2)
     q = q * torch.rsqrt(q.square().sum(-1, keepdim=True) + NORM_EPS_QK) * HEAD_DIM**-0.5
     k = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + NORM_EPS_QK)
-    raw_decay = functional.linear(step[:, :, 4 * width : 4 * width + HEAD_DIM], decay_weight)
+    raw_decay = linear(step[:, :, 4 * width : 4 * width + HEAD_DIM], decay_weight)
     decay = log_decay(raw_decay, a_log, dt_bias, lower_bound).exp()
     beta = torch.sigmoid(step[:, :, 4 * width + HEAD_DIM : 4 * width + HEAD_DIM + heads].float())
     gate = torch.sigmoid(step[:, :, 3 * width : 4 * width].float())

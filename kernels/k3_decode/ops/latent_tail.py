@@ -6,11 +6,11 @@ The latent has been reduced over ranks before, because the norm is not linear.
 from collections.abc import Mapping
 
 import torch
-from torch.nn import functional
 
 from k3_decode.ops.contract import Args, Cell, OpSpec, Param, Role, from_args
 from k3_decode.ops.inputs import BASE_REGIMES, activation, poisoned, require_regime, weight, with_row_gap
 from k3_decode.ops.norms import rms_norm
+from k3_decode.ops.products import linear
 
 __all__ = ["SPEC", "oracle", "stock"]
 
@@ -27,7 +27,7 @@ def stock(
     eps: float,
 ) -> None:
     """The normed latent, the product and the sum are each rounded to bf16."""
-    out.copy_(functional.linear(rms_norm(latent, norm_weight, eps), up_weight) + shared)
+    out.copy_(linear(rms_norm(latent, norm_weight, eps), up_weight) + shared)
 
 
 def oracle(

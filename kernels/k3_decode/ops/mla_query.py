@@ -9,11 +9,11 @@ computed all the same.
 from collections.abc import Mapping
 
 import torch
-from torch.nn import functional
 
 from k3_decode.ops.contract import Args, Cell, OpSpec, Param, Role, from_args
 from k3_decode.ops.inputs import BASE_REGIMES, activation, poisoned, require_regime, weight, with_row_gap
 from k3_decode.ops.norms import rms_norm
+from k3_decode.ops.products import batched, linear
 
 __all__ = [
     "FP8_MAX",
@@ -70,14 +70,14 @@ def stock(
     """Norms, both products and the cache row are each rounded to bf16."""
     q_lora, heads = q_norm.shape[0], uk_weight.shape[0]
     q_c = rms_norm(packed[:, :q_lora], q_norm, eps)
-    q = functional.linear(q_c, q_weight).view(-1, heads, QK_NOPE + QK_ROPE)
+    q = linear(q_c, q_weight).view(-1, heads, QK_NOPE + QK_ROPE)
     absorb(q, uk_weight, query)
     store_rows(packed[:, q_lora : q_lora + KV_LORA + QK_ROPE], kv_norm, cache, slot_mapping, kv_scale, eps)
 
 
 def absorb(q: torch.Tensor, uk_weight: torch.Tensor, query: torch.Tensor) -> None:
     """bf16 latent queries [B,H,576] of per-head queries [B,H,192]."""
-    query[..., :KV_LORA] = torch.bmm(q[..., :QK_NOPE].transpose(0, 1), uk_weight).transpose(0, 1)
+    query[..., :KV_LORA] = batched(q[..., :QK_NOPE].transpose(0, 1), uk_weight).transpose(0, 1)
     query[..., KV_LORA:] = q[..., QK_NOPE:]
 
 

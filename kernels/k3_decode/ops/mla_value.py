@@ -12,6 +12,7 @@ import torch
 from k3_decode.ops.contract import Args, Cell, OpSpec, Param, Role, from_args
 from k3_decode.ops.inputs import BASE_REGIMES, activation, poisoned, require_regime, weight, with_row_gap
 from k3_decode.ops.mla_query import KV_LORA
+from k3_decode.ops.products import batched
 
 __all__ = ["SPEC", "merge", "oracle", "stock"]
 
@@ -52,7 +53,7 @@ def stock(
     share = share / torch.where(total == 0, 1.0, total)
     values = partial.float().masked_fill(~has_keys.unsqueeze(-1), 0.0)
     latent = (share.unsqueeze(-1) * values).sum(0).to(torch.bfloat16)
-    heads = torch.bmm(latent.transpose(0, 1), uv_weight).transpose(0, 1).flatten(1)
+    heads = batched(latent.transpose(0, 1), uv_weight).transpose(0, 1).flatten(1)
     out.copy_((heads.float() * torch.sigmoid(gate.float())).to(torch.bfloat16))
 
 

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from k3_decode.ops.contract import Args, Cell, OpSpec, Param, Role, from_args
 from k3_decode.ops.inputs import BASE_REGIMES, activation, poisoned, require_regime, weight, with_row_gap
+from k3_decode.ops.products import linear
 
 __all__ = ["SPEC", "oracle", "stock"]
 
@@ -26,7 +27,7 @@ def stock(
 ) -> None:
     """An fp32 GEMM for the logits and a bf16 one for the latent."""
     logits.copy_(functional.linear(x.float(), router_weight.float()))
-    latent.copy_(functional.linear(x, down_weight))
+    latent.copy_(linear(x, down_weight))
 
 
 def oracle(

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from k3_decode.ops.contract import Args, Cell, OpSpec, Param, Role, from_args
 from k3_decode.ops.inputs import BASE_REGIMES, activation, poisoned, require_regime, weight, with_row_gap
+from k3_decode.ops.products import linear
 
 __all__ = ["SPEC", "oracle", "stock"]
 
@@ -25,7 +26,7 @@ def stock(*, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     if out.dtype == torch.float32:
         out.copy_(functional.linear(x.float(), weight.float()))
     else:
-        out.copy_(functional.linear(x, weight))
+        out.copy_(linear(x, weight))
 
 
 def oracle(*, x: torch.Tensor, weight: torch.Tensor, **_: object) -> Mapping[str, torch.Tensor]:

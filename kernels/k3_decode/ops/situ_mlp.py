@@ -6,10 +6,10 @@ SiTU(g, u) = 4 tanh(g/4) sigmoid(g) x 25 tanh(u/25), in fp32 on bf16 inputs.
 from collections.abc import Mapping
 
 import torch
-from torch.nn import functional
 
 from k3_decode.ops.contract import Args, Cell, OpSpec, Param, Role, from_args
 from k3_decode.ops.inputs import BASE_REGIMES, activation, poisoned, require_regime, weight, with_row_gap
+from k3_decode.ops.products import linear
 
 __all__ = ["SPEC", "oracle", "situ", "stock"]
 
@@ -30,8 +30,8 @@ def stock(
     *, x: torch.Tensor, gate_up_weight: torch.Tensor, down_weight: torch.Tensor, out: torch.Tensor
 ) -> None:
     """bf16 GEMMs, the activation rounded to bf16 between them."""
-    gate, up = functional.linear(x, gate_up_weight).chunk(2, dim=-1)
-    out.copy_(functional.linear(situ(gate, up).to(torch.bfloat16), down_weight))
+    gate, up = linear(x, gate_up_weight).chunk(2, dim=-1)
+    out.copy_(linear(situ(gate, up).to(torch.bfloat16), down_weight))
 
 
 def oracle(
