@@ -1,10 +1,10 @@
 """KDA's step on a CPU: one read and one write of the state a row.
 
-Scope: any number of heads; rows of a step one after another, all requests and heads at once. Layout: as
-`ops/kda_step.py`; slots may be strided. Numerics: fp32 throughout. With p = S (a k) and r = S (a q) from one
-product with the old state, the output is r + beta (v - p) (k . q) and the state S a + beta (v - p) k^T: the
-decayed state is never formed before the update. Null requests run on zeros and are not stored. Validation:
-`tests/k3_decode/test_ops.py`.
+Scope: any number of heads; gates for all rows at once, then request by request in place, which keeps a
+state in the core's caches. Layout: as `ops/kda_step.py`; slots may be strided. Numerics: fp32 throughout.
+With p = S (a k) and r = S (a q) from one product with the old state, the output is r + beta (v - p) (k . q)
+and the state S a + beta (v - p) k^T: the decayed state is never formed before the update. Null requests are
+left out. Validation: `tests/k3_decode/test_ops.py`.
 """
 
 import torch
@@ -71,15 +71,17 @@ def kda_step(
     gate = torch.sigmoid(step[..., 3 * width : 4 * width].float())
     overlap = (query * key).sum(-1, keepdim=True)
 
-    memory = state[own.gather(1, first[:, None]).squeeze(1)]
+    probes = torch.stack((key, query), dim=-1).mul_(decay.unsqueeze(-1))
     reads = torch.empty(len(live), rows, heads, HEAD_DIM)
-    for t in range(rows):
-        probes = torch.stack((key[:, t], query[:, t]), dim=-1).mul_(decay[:, t].unsqueeze(-1))
-        predicted, read = (memory @ probes).unbind(-1)
-        update = (value[:, t] - predicted).mul_(beta[:, t].unsqueeze(-1))
-        torch.addcmul(read, update, overlap[:, t], out=reads[:, t])
-        memory.mul_(decay[:, t].unsqueeze(2)).addcmul_(update.unsqueeze(-1), key[:, t].unsqueeze(2))
-        state[own[:, t]] = memory
+    for i, (targets, begin) in enumerate(zip(own.tolist(), first.tolist(), strict=True)):
+        memory = state[targets[begin]]
+        for t, slot in enumerate(targets):
+            predicted, read = torch.bmm(memory, probes[i, t]).unbind(-1)
+            update = (value[i, t] - predicted).mul_(beta[i, t].unsqueeze(1))
+            torch.addcmul(read, update, overlap[i, t], out=reads[i, t])
+            target = state[slot]
+            torch.mul(memory, decay[i, t].unsqueeze(1), out=target)
+            memory = target.addcmul_(update.unsqueeze(2), key[i, t].unsqueeze(1))
     roots = torch.linalg.vector_norm(reads, dim=-1, keepdim=True).square_().div_(HEAD_DIM).add_(eps).rsqrt_()
     gated = reads.mul_(roots).mul_(norm_weight).flatten(2).mul_(gate)
     target = (live[:, None] * rows + torch.arange(rows)).flatten()
