@@ -39,7 +39,7 @@ class Form:
     top_k: int
     capacity: int
     """Most tokens of a launch: 8, 16 or 64."""
-    stages: int = 3
+    stages: int = 2
     """Stages of a warp's ring."""
     buffers: int = 4
     """Tiles whose partial sums may wait for a finisher."""
@@ -61,15 +61,20 @@ class Form:
 
     @property
     def chunk_groups(self) -> int:
-        """Scale groups of a phase 2 stage."""
+        """Scale groups that a warp multiplies at once in phase 2."""
         total = self.inter // mxfp4.GROUP
         fits = [g for g in range(1, MAX_CHUNK_GROUPS + 1) if total % g == 0 and (total // g).bit_count() == 1]
         return max(fits)
 
     @property
     def chunks(self) -> int:
-        """Phase 2 stages along K."""
+        """Chunks along K in phase 2."""
         return self.inter // mxfp4.GROUP // self.chunk_groups
+
+    @property
+    def parts(self) -> int:
+        """Chunks of a phase 2 stage: while one is multiplied, the other's activations arrive."""
+        return 2 if self.chunks % 2 == 0 else 1
 
     @property
     def columns(self) -> int:
@@ -79,12 +84,17 @@ class Form:
     @property
     def k_warps(self) -> int:
         """Warps that split K in phase 2."""
-        return min(self.chunks, WARPS // self.columns)
+        return min(self.chunks // self.parts, WARPS // self.columns)
 
     @property
     def lanes(self) -> int:
         """Warps that split the experts in phase 2."""
         return WARPS // self.columns // self.k_warps
+
+    @property
+    def loops(self) -> int:
+        """Phase 2 stages of a warp for one expert."""
+        return self.chunks // self.parts // self.k_warps
 
     @property
     def owners(self) -> int:
@@ -93,7 +103,7 @@ class Form:
 
     @property
     def stage_size(self) -> int:
-        return max(mxfp4.stage_bytes(self.slice_groups), mxfp4.stage_bytes(self.chunk_groups))
+        return max(mxfp4.stage_bytes(self.slice_groups), self.parts * mxfp4.stage_bytes(self.chunk_groups))
 
     @property
     def lists(self) -> Lists:

@@ -118,12 +118,12 @@ def _expert_chain(
     column = warp % form.columns
     k_warp = warp // form.columns % form.k_warps
     lane_of_experts = warp // (form.columns * form.k_warps)
-    loops = form.chunks // form.k_warps
+    loops = form.loops
     later = Int32(0)
     if bid < form.owners:
         later = (used - lane_of_experts + form.lanes - 1) // form.lanes * loops
     w13_at = ins.byte_address(w13) + Int64(warp * size_1)
-    w2_at = ins.byte_address(w2) + Int64(((bid * form.columns + column) * form.chunks + k_warp) * size_2)
+    w2_at = ins.byte_address(w2) + Int64(((bid * form.columns + column) * form.chunks + k_warp * form.parts) * size_2)
 
     # The next request: address, tiles left of the item, item, stages left of this group and of the next.
     item, tile, next_count, next_rest = first_a // form.tiles, first_a % form.tiles, mine_a, mine_b
@@ -225,47 +225,32 @@ def _expert_chain(
         for j in cutlass.range(lane, tokens * 4, 32, unroll=1):
             ins.asm("st.shared.v4.b32 [$0], {$1,$1,$1,$1};", "r,r", [sums_2 + j * 16, Int32(0)])
         cute.arch.sync_warp()
-        ahead = cute.make_rmem_tensor((chunk_groups * 4,), Int32)
-        current = cute.make_rmem_tensor((chunk_groups * 4,), Int32)
-        for j in cutlass.range_constexpr(chunk_groups * 4):
-            ahead[j] = Int32(0)
-        if later > 0:
-            if lane_of_experts >= split_rank:
-                has_second = _await_second(counter_at, blocks, lane)
-            _load_hidden(ahead, hidden_at, Int32(0), Int32(0), lane_of_experts, k_warp, lane, lists_at, form)
+        first = cute.make_rmem_tensor((chunk_groups * 4,), Int32)
+        second = cute.make_rmem_tensor((chunk_groups * 4,), Int32)
         for i in cutlass.range(later, unroll=1):
-            for j in cutlass.range_constexpr(chunk_groups * 4):
-                current[j] = ahead[j]
-            if i + 1 < later:
-                if has_second == 0 and lane_of_experts + (i + 1) // loops * form.lanes >= split_rank:
-                    has_second = _await_second(counter_at, blocks, lane)
-                _load_hidden(ahead, hidden_at, i + 1, Int32(0), lane_of_experts, k_warp, lane, lists_at, form)
-            rank = lane_of_experts + i // loops * form.lanes
-            start, count = token_lists.rank_tokens(lists_at, rank, lists)
-            ring.wait(bars_at + stage * 8, phase)
-            here_at = ring_at + stage * form.stage_size
-            codes = _stage_words(here_at, lane, chunk_groups)
-            scales = _stage_scales(here_at, row, chunk_groups)
-            cute.arch.sync_warp()
-            if count <= COLUMNS and next_step < later:
-                _fetch_chunk(
-                    next_step, lane_of_experts, w2_at, here_at, bars_at + stage * 8, lane, lists_at, form
-                )
-            total = _multiply(codes, scales, [current[j] for j in range(chunk_groups * 4)], chunk_groups)
-            _accumulate(total, sums_2, start, count, lane, lists_at, form)
+            if has_second == 0 and lane_of_experts + i // loops * form.lanes >= split_rank:
+                has_second = _await_second(counter_at, blocks, lane)
+            _load_hidden(first, hidden_at, i, 0, Int32(0), lane_of_experts, k_warp, lane, lists_at, form)
+            if cutlass.const_expr(form.parts == 2):
+                _load_hidden(second, hidden_at, i, 1, Int32(0), lane_of_experts, k_warp, lane, lists_at, form)
+            start, count = token_lists.rank_tokens(lists_at, lane_of_experts + i // loops * form.lanes, lists)
+            here_at, bar = ring_at + stage * form.stage_size, bars_at + stage * 8
+            ring.wait(bar, phase)
+            total = _multiply_stage(here_at, lane, first, form)
+            if cutlass.const_expr(form.parts == 2):
+                total = _added(total, _multiply_stage(here_at + size_2, lane, second, form))
             if count > COLUMNS:
                 for block in cutlass.range(1, (count + COLUMNS - 1) // COLUMNS, unroll=1):
-                    _load_hidden(current, hidden_at, i, block, lane_of_experts, k_warp, lane, lists_at, form)
-                    codes = _stage_words(here_at, lane, chunk_groups)
-                    scales = _stage_scales(here_at, row, chunk_groups)
-                    b = [current[j] for j in range(chunk_groups * 4)]
-                    total = _multiply(codes, scales, b, chunk_groups)
-                    first = block * COLUMNS
-                    _accumulate(total, sums_2, start + first, count - first, lane, lists_at, form)
-                cute.arch.sync_warp()
-                if next_step < later:
-                    bar = bars_at + stage * 8
-                    _fetch_chunk(next_step, lane_of_experts, w2_at, here_at, bar, lane, lists_at, form)
+                    rest = [Float32(0.0)] * 4
+                    for part in cutlass.range_constexpr(form.parts):
+                        _load_hidden(second, hidden_at, i, part, block, lane_of_experts, k_warp, lane, lists_at, form)
+                        rest = _added(rest, _multiply_stage(here_at + part * size_2, lane, second, form))
+                    skipped = block * COLUMNS
+                    _accumulate(rest, sums_2, start + skipped, count - skipped, lane, lists_at, form)
+            cute.arch.sync_warp()
+            if next_step < later:
+                _fetch_chunk(next_step, lane_of_experts, w2_at, here_at, bar, lane, lists_at, form)
+            _accumulate(total, sums_2, start, count, lane, lists_at, form)
             next_step = next_step + 1
             stage = stage + 1
             if stage == form.stages:
@@ -355,14 +340,13 @@ def _fetch_chunk(
     form: cutlass.Constexpr,
 ):
     """Ask for stage `step` of this warp's phase 2 sequence."""
-    size = mxfp4.stage_bytes(form.chunk_groups)
-    loops = form.chunks // form.k_warps
+    size, loops = mxfp4.stage_bytes(form.chunk_groups), form.loops
     if lane == 0:
         rank = lane_of_experts + step // loops * form.lanes
         at = w2_at + Int64(token_lists.expert_of(lists_at, rank)) * (form.latent // 16 * form.chunks * size)
-        at = at + step % loops * (form.k_warps * size)
-        ring.expect(bar, size)
-        ins.bulk_load(to, at, Int32(size), bar)
+        at = at + step % loops * (form.k_warps * form.parts * size)
+        ring.expect(bar, form.parts * size)
+        ins.bulk_load(to, at, Int32(form.parts * size), bar)
 
 
 def _gather_tile(sums_at: Int32, form: Form) -> list[Float32]:
@@ -437,6 +421,7 @@ def _load_hidden(
     words: cute.Tensor,
     hidden_at: Int64,
     step: Int32,
+    part: cutlass.Constexpr,
     block: Int32,
     lane_of_experts: Int32,
     k_warp: Int32,
@@ -445,9 +430,8 @@ def _load_hidden(
     form: cutlass.Constexpr,
 ):
     """Fragments of up to 8 hidden rows of the expert at step `step` of this warp's phase 2 sequence."""
-    loops = form.chunks // form.k_warps
-    rank = lane_of_experts + step // loops * form.lanes
-    chunk = k_warp + step % loops * form.k_warps
+    rank = lane_of_experts + step // form.loops * form.lanes
+    chunk = (k_warp + step % form.loops * form.k_warps) * form.parts + part
     start, count = token_lists.rank_tokens(lists_at, rank, form.lists)
     slot = block * COLUMNS + lane // 4
     at = hidden_at
@@ -530,6 +514,17 @@ def _stage_scales(at: Int32, row: Int32, groups: int) -> list[Int32]:
     for part in range(2 * half // 16):
         words.extend(ins.shared_load(place + part * 16))
     return words
+
+
+def _added(left: list[Float32], right: list[Float32]) -> list[Float32]:
+    return [a + b for a, b in zip(left, right, strict=True)]
+
+
+def _multiply_stage(at: Int32, lane: Int32, words: Any, form: Form) -> list[Float32]:
+    """A chunk of phase 2: 16 rows x up to 8 hidden rows."""
+    groups = form.chunk_groups
+    codes, scales = _stage_words(at, lane, groups), _stage_scales(at, lane // 4, groups)
+    return _multiply(codes, scales, [words[j] for j in range(groups * 4)], groups)
 
 
 def _multiply(codes: list[Int32], scales: list[Int32], b: list[Int32], groups: int) -> list[Float32]:

@@ -57,10 +57,13 @@ HELD_WORDS = 56
 """Most registers of activations that a warp holds for its whole share of K; above, it loads them stage by
 stage.
 """
-STAGE_BYTES = 8192
-"""Aim for one stage."""
-RING_BYTES = 12288
-"""Aim for one warp's ring; blocks of both launches share a multiprocessor."""
+MULTIPROCESSORS = 132
+DEEP_STAGE, DEEP_RING = 8192, 16384
+"""Aims for a stage and a warp's ring of gate_up where a multiprocessor holds one block, and at 32 tokens."""
+SHALLOW_STAGE, SHALLOW_RING = 2048, 8192
+"""The same where several blocks share one; more in flight gains nothing (measured at TP8)."""
+DOWN_STAGE, DOWN_RING = 4096, 12288
+"""The same for down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +93,22 @@ class Form:
 
     @property
     def cluster(self) -> int:
-        """Blocks that split K."""
+        """Blocks that split K: so many that at 32 tokens a warp can hold its activations."""
         if not self.has_gate:
             return 1
-        return max(n for n in (1, 2, 4, 8) if self.width // STEP % n == 0 and n * self.capacity <= 256)
+        return max(n for n in (1, 2, 4, 8 if self.capacity == 32 else 4) if self.width // STEP % n == 0)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the launch."""
+        return self.rows // TILE // self.tiles * self.cluster
+
+    @property
+    def _aims(self) -> tuple[int, int]:
+        if not self.has_gate:
+            return DOWN_STAGE, DOWN_RING
+        is_deep = self.capacity == 32 or (self.capacity < 32 and self.blocks <= MULTIPROCESSORS)
+        return (DEEP_STAGE, DEEP_RING) if is_deep else (SHALLOW_STAGE, SHALLOW_RING)
 
     @property
     def warps(self) -> int:
@@ -109,7 +124,7 @@ class Form:
 
     @property
     def stage_steps(self) -> int:
-        most = max(1, STAGE_BYTES // (self.tiles // QUAD * STEP_BYTES))
+        most = max(1, self._aims[0] // STEP_BYTES)
         return max(n for n in range(1, most + 1) if self.steps % n == 0)
 
     @property
@@ -124,7 +139,7 @@ class Form:
     @property
     def stages(self) -> int:
         """Stages of the ring."""
-        return min(self.parts, max(2, RING_BYTES // self.stage_size))
+        return min(self.parts, max(2, self._aims[1] // self.stage_size))
 
     @property
     def step_words(self) -> int:
@@ -366,7 +381,7 @@ def _launch(
     form: cutlass.Constexpr,
 ):
     _product(x, weight, out, launches, form).launch(
-        grid=(form.rows // TILE // form.tiles * form.cluster, 1, 1),
+        grid=(form.blocks, 1, 1),
         block=(form.warps * 32, 1, 1),
         cluster=(form.cluster, 1, 1),
         smem=form.shared_bytes,
