@@ -6,6 +6,7 @@ runs on every rank in lock step. Log-probabilities are fp32. Stock and optimised
 caches, so the switch may turn between any two steps.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 
@@ -21,7 +22,7 @@ from k3_decode.ops.contract import OP_NAMES
 from k3_decode.ops.mla_query import PAGE_SIZE
 from k3_decode.prefixes import PrefixCache
 from k3_decode.rank_weights import ModelWeights
-from k3_decode.state import OutOfRoom, Pool, Request
+from k3_decode.state import OutOfRoom, Pool, Request, Snapshot
 
 __all__ = ["Engine", "EngineOptions"]
 
@@ -121,38 +122,49 @@ class Engine:
         """Selects the optimised path, or stock, from the next step on."""
         self._dispatcher.is_on = is_on
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[list[int], torch.Tensor]:
         """Takes requests in; their ids, and log-probabilities [R, vocab] after each last prompt token.
 
-        Raises `OutOfRoom`, and takes none of them in, where slots or pages do not suffice.
+        A prompt that comes several times is computed once; the others go on from there. Raises `OutOfRoom`,
+        and takes none of them in, where slots or pages do not suffice.
         """
         if not prompts or not all(prompts):
             raise ValueError("prefill needs at least one prompt, and each prompt at least one token")
+        counts = Counter(map(tuple, prompts))
+        repeated: dict[tuple[int, ...], tuple[Snapshot, torch.Tensor]] = {}
         ids, logits = [], []
         try:
-            for prompt in prompts:
-                request = self._prefixes.resume(prompt)
-                ids.append(self._next_id)
-                self._requests[self._next_id] = request
-                self._next_id += 1
-                logits.append(self._extend(request, prompt[request.length :], prompt)[-1:])
+            for prompt in map(tuple, prompts):
+                if prompt in repeated:
+                    snapshot, last = repeated[prompt]
+                    ids.append(self._enter(self._pool.resume(snapshot)))
+                else:
+                    request = self._prefixes.resume(prompt)
+                    ids.append(self._enter(request))
+                    last = self._extend(request, prompt[request.length :], prompt)[-1:]
+                    if counts[prompt] > 1:
+                        repeated[prompt] = (self._pool.snapshot(request), last)
+                logits.append(last)
         except OutOfRoom:
             self.finish(ids)
             raise
+        finally:
+            for snapshot, _last in repeated.values():
+                self._pool.forget(snapshot)
         return ids, torch.log_softmax(torch.cat(logits), dim=-1)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def extend(self, request: int, tokens: Sequence[int]) -> torch.Tensor:
         """Prefills more tokens of a live request; log-probabilities [T, vocab] after each of them."""
         return torch.log_softmax(self._extend(self._requests[request], tokens, None), dim=-1)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def decode(self, requests: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
         """Appends one token to each request; log-probabilities [R, vocab] of the next one."""
         return self._step("decode", requests, [[token] for token in tokens], [1] * len(requests))
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def verify(
         self, requests: Sequence[int], rows: Sequence[Sequence[int]], accepted: Sequence[int]
     ) -> torch.Tensor:
@@ -213,6 +225,13 @@ class Engine:
         self._requests.clear()
         self._stock, self._optimised, self._graphs = (), (), None
         torch.set_num_threads(self._threads)
+
+    def _enter(self, request: Request) -> int:
+        """The number by which a new request is known."""
+        number = self._next_id
+        self._requests[number] = request
+        self._next_id += 1
+        return number
 
     def _extend(self, request: Request, tokens: Sequence[int], prompt: Sequence[int] | None) -> torch.Tensor:
         """Logits of a request's further prompt tokens: of the last one of a prompt, else of each."""

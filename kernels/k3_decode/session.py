@@ -1,30 +1,24 @@
-"""A K3 model with its caches, driven step by step on either path.
+"""A preset's model behind the calls that the harness makes: on either path, or as the float64 oracle.
 
-One process holds every rank. The session tells the dispatcher what each step is, runs the path it decides,
-and keeps the accounting of requests. Switching paths between steps changes nothing but the path: both read
-and write the same caches.
+One process holds every rank. The serving itself is `engine.py`; this module finds weights and keeps them
+between sessions.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import torch
 
-from k3_decode.collectives import Exchange, run_ranks
-from k3_decode.decode import OptimisedStep, calls_of_a_step, is_supported
-from k3_decode.dispatch import Decision, Dispatcher, Site, StepFacts, load_guard
-from k3_decode.model import PrefillChunk, StockModel
+from k3_decode.decode import calls_of_a_step
+from k3_decode.dispatch import Decision, load_guard
+from k3_decode.engine import Engine, EngineOptions
 from k3_decode.op_table import OpTable, load_ops, poisoned
-from k3_decode.ops.contract import OP_NAMES
-from k3_decode.ops.mla_query import PAGE_SIZE
 from k3_decode.oracle import Memory, Oracle
 from k3_decode.random_weights import random_checkpoint
 from k3_decode.rank_weights import ModelWeights, TensorSource, shard
 from k3_decode.shapes import PRESETS, K3Shapes
-from k3_decode.state import Pool, Request, Snapshot
 from k3_decode.weights import open_checkpoint
 
 __all__ = ["CANARY_FILE", "ModelSession", "OracleSession", "SessionSpec", "launches_of_a_step", "open_model"]
@@ -49,6 +43,7 @@ class SessionSpec:
     seed: int
     poisoned_op: str | None = None
     poison_scale: float = 1.05
+    is_graph: bool = False
 
 
 def open_model(spec: SessionSpec) -> tuple[K3Shapes, TensorSource]:
@@ -76,80 +71,39 @@ def launches_of_a_step(spec: SessionSpec, rows: int) -> dict[str, int]:
 
 
 class ModelSession:
-    """One open model. Requests are numbers that `prefill` gives and `finish` takes back."""
+    """One open model: an `Engine` over a preset's weights, by the names that the harness uses."""
 
     def __init__(self, spec: SessionSpec, observer: Callable[[Decision], None] | None = None) -> None:
-        self._spec = spec
-        self._device = torch.device("cuda" if spec.implementation == "cute" else "cpu")
-        self._weights = _rank_weights(spec.model, spec.tp, spec.seed, self._device)
-        self._shapes = PRESETS[spec.model]
-        self._pool = Pool(
-            [w.shapes for w in self._weights],
+        device = torch.device("cuda" if spec.implementation == "cute" else "cpu")
+        options = EngineOptions(
             max_requests=spec.max_requests,
             max_context=spec.max_context,
             drafts=spec.drafts,
             kv_dtype=spec.kv_dtype,
-            device=self._device,
+            implementation=spec.implementation,
+            arch=_architecture(device),
+            is_on=spec.is_on,
+            is_graph=spec.is_graph,
+            prefill_chunk=PREFILL_CHUNK,
+            poisoned_op=spec.poisoned_op,
+            poison_scale=spec.poison_scale,
         )
-        pairs = list(zip(self._weights, self._pool.caches, strict=True))
-        self._stock = [StockModel(weights, caches) for weights, caches in pairs]
-        self._optimised = self._optimised_steps() if is_supported(self._shapes) else []
-        site = Site(
-            arch=_architecture(self._device),
-            tp=spec.tp,
-            dcp=1,
-            kv_dtype=spec.kv_dtype,
-            layers=self._shapes.layers,
-            is_supported_model=is_supported(self._shapes),
-        )
-        self._dispatcher = Dispatcher(load_guard(), site, observer)
-        self._dispatcher.is_on = spec.is_on
-        self._requests: dict[int, Request] = {}
-        self._next_id, self._step = 1, 0
+        weights = _rank_weights(spec.model, spec.tp, spec.seed, device)
+        self._engine = Engine(weights, load_guard(), options, observer)
 
     @property
     def vocab_size(self) -> int:
         """Tokens of the vocabulary."""
-        return self._shapes.vocab
+        return self._engine.vocab_size
 
-    @torch.no_grad()
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[list[int], torch.Tensor]:
-        """New requests; log-probabilities after each last prompt token, fp32 [B, vocab].
+        """New requests; log-probabilities after each last prompt token, fp32 [B, vocab]."""
+        return self._engine.prefill(prompts)
 
-        A prompt that comes several times is computed once, and the others go on from its snapshot.
-        """
-        longest = max(map(len, prompts))
-        self._decide("prefill", [len(prompt) for prompt in prompts], min(map(len, prompts)), longest)
-        counts = Counter(tuple(prompt) for prompt in prompts)
-        kept: dict[tuple[int, ...], tuple[Snapshot, torch.Tensor]] = {}
-        ids, rows = [], []
-        for prompt in map(tuple, prompts):
-            if prompt in kept:
-                snapshot, logits = kept[prompt]
-                request = self._pool.resume(snapshot)
-            else:
-                request = self._pool.admit()
-                logits = self._prefill_one(request, prompt)
-                if counts[prompt] > 1:
-                    kept[prompt] = (self._pool.snapshot(request), logits)
-            ids.append(self._next_id)
-            self._requests[self._next_id] = request
-            self._next_id += 1
-            rows.append(logits)
-        for snapshot, _ in kept.values():
-            self._pool.forget(snapshot)
-        return ids, torch.log_softmax(torch.cat(rows).float(), -1)
-
-    @torch.no_grad()
     def decode(self, requests: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
         """Appends a token to each request; log-probabilities of the next one, fp32 [B, vocab]."""
-        live = [self._requests[number] for number in requests]
-        logits = self._run_rows("decode", live, [[token] for token in tokens])
-        for request in live:
-            self._pool.accept(request, 1)
-        return torch.log_softmax(logits.float(), -1)
+        return self._engine.decode(requests, tokens)
 
-    @torch.no_grad()
     def verify(
         self, requests: Sequence[int], rows: Sequence[Sequence[int]], accepted: Sequence[int]
     ) -> torch.Tensor:
@@ -157,106 +111,31 @@ class ModelSession:
 
         fp32 [rows in all, vocab].
         """
-        live = [self._requests[number] for number in requests]
-        logits = self._run_rows("verify", live, rows)
-        for request, count in zip(live, accepted, strict=True):
-            self._pool.accept(request, count)
-        return torch.log_softmax(logits.float(), -1)
+        return self._engine.verify(requests, rows, accepted)
 
     def finish(self, requests: Sequence[int]) -> None:
         """Frees slots and pages."""
-        for number in requests:
-            self._pool.release(self._requests.pop(number))
+        self._engine.finish(requests)
 
     def switch(self, arm: str) -> None:
         """`optimised` or `stock`, from the next step on."""
-        self._dispatcher.is_on = arm == "optimised"
+        self._engine.switch(arm == "optimised")
 
     def launches(self) -> dict[str, int]:
         """Kernel launches by op over all ranks since the session opened."""
-        totals = dict.fromkeys(OP_NAMES, 0)
-        for step in self._optimised:
-            for name, count in zip(OP_NAMES, step.launches.tolist(), strict=False):
-                totals[name] += count
-        return {name: count for name, count in totals.items() if count}
+        return self._engine.launches()
 
     def watched(self) -> dict[str, torch.Tensor]:
-        """Weights and caches by name, with the rank in front."""
-        found: dict[str, torch.Tensor] = {}
-        for rank, (weights, caches) in enumerate(zip(self._weights, self._pool.caches, strict=True)):
-            found |= {f"rank{rank}.weights.{k}": t for k, t in _tensors_of(weights)}
-            found |= {f"rank{rank}.{k}": t for k, t in caches.named().items()}
-        return found
+        """Weights, prepared weights, caches and step buffers by name, with the rank in front."""
+        return self._engine.watched()
 
     def writable(self, requests: Sequence[int]) -> dict[str, torch.Tensor]:
-        """For each cache, what the next decode step of `requests` may write."""
-        live = [self._requests[number] for number in requests]
-        for request in live:
-            self._pool.reserve(request, 1)
-        slots = [slot for request in live for slot in request.slots]
-        cells = [self._pool.slots_of_rows(request, request.length, 1)[0] for request in live]
-        masks = {}
-        for rank, caches in enumerate(self._pool.caches):
-            for name, tensor in caches.named().items():
-                mask = torch.zeros(tensor.shape, dtype=torch.bool, device=tensor.device)
-                if name.endswith("kv_cache"):
-                    for cell in cells:
-                        mask[cell // PAGE_SIZE, cell % PAGE_SIZE] = True
-                else:
-                    mask[slots] = True
-                masks[f"rank{rank}.{name}"] = mask
-        return masks
+        """What the next step of `requests` may write."""
+        return self._engine.writable(requests)
 
     def close(self) -> None:
-        """Forgets every request."""
-        self.finish(list(self._requests))
-
-    def _optimised_steps(self) -> list[OptimisedStep]:
-        table = _ops(self._spec, self._shapes)
-        rows = max(1, self._spec.max_requests) * (self._spec.drafts + 1)
-        pairs = zip(self._weights, self._pool.caches, strict=True)
-        return [OptimisedStep(weights, caches, table, rows) for weights, caches in pairs]
-
-    def _prefill_one(self, request: Request, prompt: Sequence[int]) -> torch.Tensor:
-        logits = torch.empty(0)
-        for start in range(0, len(prompt), PREFILL_CHUNK):
-            part = list(prompt[start : start + PREFILL_CHUNK])
-            self._pool.reserve(request, len(part))
-            cells = self._pool.slots_of_rows(request, request.length, len(part))
-            chunk = PrefillChunk(
-                home=request.slots[0],
-                start=request.length,
-                slot_mapping=torch.tensor(cells, device=self._device),
-                pages=torch.tensor(request.pages, device=self._device),
-            )
-            tokens = torch.tensor(part, device=self._device)
-            logits = _first(run_ranks([model.forward(tokens, chunk) for model in self._stock]))
-            request.length += len(part)
-        return logits
-
-    def _run_rows(self, phase: str, live: Sequence[Request], rows: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Logits [rows in all, vocab] of one step on the path that the dispatcher decides."""
-        count = len(rows[0])
-        step = self._pool.step_inputs(live, count)
-        decision = self._decide(phase, [len(row) for row in rows], step.context_min, step.context_max)
-        tokens = torch.tensor([token for row in rows for token in row], device=self._device)
-        arms: Sequence[OptimisedStep | StockModel] = self._stock
-        if decision.path == "optimised":
-            arms = self._optimised
-        exchanges: list[Exchange] = [arm.forward(tokens, step) for arm in arms]
-        return _first(run_ranks(exchanges)).clone()
-
-    def _decide(self, phase: str, rows: Sequence[int], context_min: int, context_max: int) -> Decision:
-        facts = StepFacts(
-            step=self._step,
-            phase=phase,  # type: ignore[arg-type]  # one of the four phases, from this module's own calls
-            rows_by_request=tuple(rows),
-            is_graph=False,
-            context_min=context_min,
-            context_max=context_max,
-        )
-        self._step += 1
-        return self._dispatcher.decide(facts)
+        """Forgets every request and gives the thread count back."""
+        self._engine.close()
 
 
 class OracleSession:
@@ -347,21 +226,3 @@ def _architecture(device: torch.device) -> str:
         return "cpu"
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}a"
-
-
-def _first(results: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Every rank ends with the same logits; rank 0's are taken."""
-    return results[0]
-
-
-def _tensors_of(value: object, name: str = "") -> list[tuple[str, torch.Tensor]]:
-    """Every tensor of nested dataclasses and tuples, by dotted name."""
-    if isinstance(value, torch.Tensor):
-        return [(name, value)]
-    if is_dataclass(value):
-        parts = [(field.name, getattr(value, field.name)) for field in fields(value)]
-    elif isinstance(value, tuple):
-        parts = [(str(i), part) for i, part in enumerate(value)]
-    else:
-        return []
-    return [pair for key, part in parts for pair in _tensors_of(part, f"{name}.{key}" if name else key)]

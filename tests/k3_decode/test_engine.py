@@ -170,6 +170,20 @@ def test_a_request_cannot_outgrow_the_sessions_context() -> None:
         target.decode(ids, [1])
 
 
+def test_a_prompt_that_comes_twice_is_computed_once_and_answers_twice() -> None:
+    log: list[Decision] = []
+    target = served(observer=log)
+    ids, first = target.prefill([PROMPT, TEXT[:9], PROMPT])
+    assert [d.tokens for d in log] == [20, 9]
+    assert same_bits(first[0], first[2])
+    answers = target.decode(ids, [TEXT[20], TEXT[9], 5])
+    expected = torch.stack((oracle_logprobs()[20], oracle_logprobs()[9]))
+    assert float(divergence(expected, answers[:2]).max()) < TOKEN_KL_BOUND
+    assert float(divergence(answers[:1], answers[2:]).max()) > 0.1
+    target.finish(ids)
+    assert len(target.prefill([PROMPT, PROMPT, PROMPT])[0]) == 3
+
+
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(ValueError, match="each prompt at least one token"):
         served().prefill([PROMPT, []])
