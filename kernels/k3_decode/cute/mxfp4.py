@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cutlass import Float32, Int32
+
 from k3_decode.cute.instructions import asm
 
 if TYPE_CHECKING:

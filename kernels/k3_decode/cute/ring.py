@@ -11,6 +11,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
+
 from k3_decode.cute import instructions as ins
 
 __all__ = [
