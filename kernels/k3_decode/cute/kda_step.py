@@ -610,17 +610,19 @@ def _compile(form: Form) -> Callable[..., None]:
 def form_of(requests: int, rows: int, heads: int, has_bound: bool, has_accepted: bool) -> Form:
     """How a step is spread, by measurement on an H200 (132 multiprocessors).
 
-    Up to 48 (request, head) pairs 4 blocks a head, up to 264 two. Up to 528 one block a multiprocessor walks
-    over 3 or 4 requests through a ring in shared memory. More pairs keep the device full with one block each.
+    Up to 48 (request, head) pairs 4 blocks a head, then two while all blocks fit at once (3 a
+    multiprocessor). Up to 528 pairs one block a multiprocessor walks over 2 to 4 requests through a ring in
+    shared memory. More pairs keep the device full with one block each.
     """
     pairs = requests * heads
     if rows > 1:
         mode = VERIFY_ACCEPTED if has_accepted else VERIFY
         return Form(8 if pairs <= 24 else 4, rows, 128, 0, 3, mode, has_bound)
-    if pairs <= 2 * MULTIPROCESSORS:
+    if 2 * pairs <= 3 * MULTIPROCESSORS:
         return Form(4 if pairs <= 48 else 2, 1, 128, 0, 3, DECODE, has_bound)
     if pairs <= 4 * MULTIPROCESSORS:
-        return Form(1, -(-pairs // MULTIPROCESSORS), 256, 3, 1, DECODE, has_bound)
+        steps = -(-pairs // MULTIPROCESSORS)
+        return Form(1, steps, 256, min(steps, 3), 1, DECODE, has_bound)
     return Form(1, 1, 256, 0, 2, DECODE, has_bound)
 
 
@@ -675,7 +677,8 @@ def variants() -> tuple[Variant, ...]:
         ("dt_bias", "weight"), ("norm_weight", "weight"), ("conv_state", "state"), ("state", "state"),
         ("slots", "index"), ("accepted", "index"), ("out", "output"), ("launches", "workspace"),
     )  # fmt: skip
-    shapes = ((4, 1, 128, 0, 3), (2, 1, 128, 0, 3), (1, 3, 256, 3, 1), (1, 4, 256, 3, 1), (1, 1, 256, 0, 2))
+    shapes = [(4, 1, 128, 0, 3), (2, 1, 128, 0, 3), (1, 1, 256, 0, 2)]
+    shapes += [(1, steps, 256, min(steps, 3), 1) for steps in (2, 3, 4)]
     forms = [Form(*shape, DECODE, has_bound) for shape in shapes for has_bound in (True, False)]
     forms += [
         Form(split, rows, 128, 0, 3, mode, True)

@@ -100,6 +100,9 @@ def _attend(
     heads = query.shape[1]
     pairs = rows * heads
     own_tokens = TILE // loaders
+    # Who tells that a stage is free: a lane of each warp; with fp8 every thread, as each reads for itself.
+    readers = THREADS if is_fp8 else WARPS
+    readers_a_warp = 1 if is_fp8 else 32
     first_pair = pair_tile * PAIRS
 
     stage_bytes = TILE * (FP8_PITCH if is_fp8 else PITCH)
@@ -113,7 +116,7 @@ def _attend(
     if tid == 0:
         for i in cutlass.range_constexpr(STAGES):
             cute.arch.mbarrier_init(barriers + i, loaders)
-            cute.arch.mbarrier_init(barriers + STAGES + i, WARPS)
+            cute.arch.mbarrier_init(barriers + STAGES + i, readers)
         cute.arch.mbarrier_init_fence()
     cute.arch.griddepcontrol_launch_dependents()
     cute.arch.sync_threads()
@@ -146,7 +149,7 @@ def _attend(
         queries = [ins.load_matrix(queries_at + k * 32) for k in range(HALF_STEPS)]
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
-        if lane == 0:
+        if lane % readers_a_warp == 0:
             cute.arch.mbarrier_arrive(barriers + (2 * STAGES - 1))
         if cutlass.const_expr(is_fp8):
             cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=THREADS)
@@ -183,9 +186,8 @@ def _attend(
             if cutlass.const_expr(is_fp8):
                 keys_at = work_at
                 _widen(stage_at, work_at, valid, tid)
+                cute.arch.mbarrier_arrive(barriers + (STAGES + stage))
                 cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=THREADS)
-                if lane == 0:
-                    cute.arch.mbarrier_arrive(barriers + (STAGES + stage))
             else:
                 if valid < TILE:
                     for i in cutlass.range_constexpr((TILE * ROW * 2 // 16 + THREADS - 1) // THREADS):
