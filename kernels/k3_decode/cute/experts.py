@@ -18,6 +18,7 @@ warps split K, each streams its own slices by bulk copies through its own ring o
 the slices' sums and apply SiTU. Phase 2: a block owns 32 output columns for all experts; 16 warps split
 experts and K. The ring runs on into phase 2's weights while the blocks wait for each other, and experts
 form two groups, so that phase 2 of the first goes on while the second's hidden rows are still on their way.
+The module is long because the phases share one ring and one set of registers.
 
 Numerics: activations become fp16 after a power-of-two scaling by the largest of the token's slice (exact
 down to 2^-32 of it), products and sums fp32, group scales applied in fp32, K slices summed in ascending
@@ -168,8 +169,8 @@ def _expert_chain(
                     factor_0, factor_1 = _load_slice(latent, words, item, warp, lane, lists_at, form)
             to, bar = ring_at + stage * form.stage_size, bars_at + stage * 8
             ring.wait(bar, phase)
-            codes = _stage_words(to, lane, slice_groups)
-            scales = _stage_scales(to, row, slice_groups)
+            codes = mxfp4.stage_words(to, lane, slice_groups)
+            scales = mxfp4.stage_scales(to, row, slice_groups)
             cute.arch.sync_warp()
             if next_count > 0:
                 next_at, next_left, next_item, next_count, next_rest = _fetch_tile(
@@ -179,7 +180,7 @@ def _expert_chain(
             elif next_step < later:
                 _fetch_chunk(next_step, lane_of_experts, w2_at, to, bar, lane, lists_at, form)
                 next_step = next_step + 1
-            total = _multiply(codes, scales, [words[j] for j in range(slice_groups * 4)], slice_groups)
+            total = mxfp4.multiply(codes, scales, [words[j] for j in range(slice_groups * 4)], slice_groups)
             buffer = i % form.buffers
             if i >= form.buffers:
                 ring.barrier_sync(1 + form.buffers + buffer, members)
@@ -242,7 +243,7 @@ def _expert_chain(
             ring.wait(bar, phase)
             total = _multiply_stage(here_at, lane, first, form)
             if cutlass.const_expr(form.parts == 2):
-                total = _added(total, _multiply_stage(here_at + size_2, lane, second, form))
+                total = mxfp4.added(total, _multiply_stage(here_at + size_2, lane, second, form))
             if count > COLUMNS:
                 for block in cutlass.range(1, (count + COLUMNS - 1) // COLUMNS, unroll=1):
                     rest = [Float32(0.0)] * 4
@@ -250,7 +251,7 @@ def _expert_chain(
                         _load_hidden(
                             second, hidden_at, i, part, block, lane_of_experts, k_warp, lane, lists_at, form
                         )
-                        rest = _added(rest, _multiply_stage(here_at + part * size_2, lane, second, form))
+                        rest = mxfp4.added(rest, _multiply_stage(here_at + part * size_2, lane, second, form))
                     skipped = block * COLUMNS
                     _accumulate(rest, sums_2, start + skipped, count - skipped, lane, lists_at, form)
             cute.arch.sync_warp()
@@ -399,7 +400,7 @@ def _load_slice(
     at = ins.byte_address(latent)
     if row < here:
         pair = token_lists.pair_at(lists_at, start + row, form.lists)
-        at = at + Int64(_token_of(pair, form.top_k)) * latent.stride[0] * 2
+        at = at + Int64(token_lists.token_of(pair, form.lists)) * latent.stride[0] * 2
     at = at + Int64(warp * (form.slice_groups * 64) + quarter * 16)
     raw: list[Int32] = []
     for g in cutlass.range_constexpr(form.slice_groups):
@@ -465,7 +466,7 @@ def _accumulate(
     for c in cutlass.range_constexpr(2):
         slot = lane % 4 * 2 + c
         if slot < count:
-            token = _token_of(token_lists.pair_at(lists_at, start + slot, form.lists), form.top_k)
+            token = token_lists.token_of(token_lists.pair_at(lists_at, start + slot, form.lists), form.lists)
             share = token_lists.share_at(lists_at, start + slot, form.lists)
             share = share * float(2.0 ** (mxfp4.CODE_EXPONENT - HIDDEN_EXPONENT))
             to = sums_at + (token * 16 + lane // 4) * 4
@@ -496,61 +497,11 @@ def _write_columns(
         ins.store_word(to, ins.pack_halves(low, high))
 
 
-def _token_of(pair: Int32, top_k: int) -> Int32:
-    """The token of a pair (token, place)."""
-    return pair >> (top_k.bit_length() - 1) if top_k.bit_count() == 1 else pair // top_k
-
-
-def _stage_words(at: Int32, lane: Int32, groups: int) -> list[Int32]:
-    """Words of a stage in this lane: for each group row l//4, then row l//4 + 8."""
-    words: list[Int32] = []
-    for pair in range(groups // 2):
-        words.extend(ins.shared_load(at + pair * 512 + lane * 16))
-    if groups % 2:
-        place = at + groups // 2 * 512 + lane * 8
-        words.extend(ins.asm("ld.shared.v2.b32 {$0,$1}, [$2];", "=r,=r,r", [place], [Int32] * 2))
-    return words
-
-
-def _stage_scales(at: Int32, row: Int32, groups: int) -> list[Int32]:
-    """Scale bytes of the lane's two rows, as words: first row's half, then the second's."""
-    half = mxfp4.scale_half(groups)
-    place = at + groups * 256 + row * (2 * half)
-    words: list[Int32] = []
-    for part in range(2 * half // 16):
-        words.extend(ins.shared_load(place + part * 16))
-    return words
-
-
-def _added(left: list[Float32], right: list[Float32]) -> list[Float32]:
-    return [a + b for a, b in zip(left, right, strict=True)]
-
-
 def _multiply_stage(at: Int32, lane: Int32, words: Any, form: Form) -> list[Float32]:
     """A chunk of phase 2: 16 rows x up to 8 hidden rows."""
     groups = form.chunk_groups
-    codes, scales = _stage_words(at, lane, groups), _stage_scales(at, lane // 4, groups)
-    return _multiply(codes, scales, [words[j] for j in range(groups * 4)], groups)
-
-
-def _multiply(codes: list[Int32], scales: list[Int32], b: list[Int32], groups: int) -> list[Float32]:
-    """16 rows x 8 tokens over `groups` groups of K: scaled fp32 sums, times 2^-14 for the codes' exponent."""
-    half = mxfp4.scale_half(groups) // 4
-    total = [Float32(0.0)] * 4
-    zero = [Float32(0.0)] * 4
-    for g in range(groups):
-        top, bottom = mxfp4.decode_word(codes[2 * g]), mxfp4.decode_word(codes[2 * g + 1])
-        part = mxfp4.mma_f16((top[0], bottom[0], top[1], bottom[1]), b[4 * g : 4 * g + 2], zero)
-        part = mxfp4.mma_f16((top[2], bottom[2], top[3], bottom[3]), b[4 * g + 2 : 4 * g + 4], part)
-        upper = mxfp4.decode_scale(scales[g // 4], g % 4)
-        lower = mxfp4.decode_scale(scales[half + g // 4], g % 4)
-        total = [
-            total[0] + part[0] * upper,
-            total[1] + part[1] * upper,
-            total[2] + part[2] * lower,
-            total[3] + part[3] * lower,
-        ]
-    return total
+    codes, scales = mxfp4.stage_words(at, lane, groups), mxfp4.stage_scales(at, lane // 4, groups)
+    return mxfp4.multiply(codes, scales, [words[j] for j in range(groups * 4)], groups)
 
 
 @cute.jit
@@ -617,19 +568,12 @@ def experts(
     """Write the weighted sum of the selected experts' MLPs to `out`, in one launch."""
     tokens, top_k = ids.shape
     form = Form(prepared.latent, prepared.inter, prepared.experts, top_k, capacity_of(tokens))
-    blocks = _multiprocessors(latent.device.index)
+    blocks = ring.multiprocessors(latent.device.index)
     if blocks < form.owners:
         raise ValueError(
             f"experts: {blocks} multiprocessors, but the form needs {form.owners} blocks at a time"
         )
     _compile(form)(latent, ids, weights, prepared.w13, prepared.w2, workspace, out, launches, blocks)
-
-
-@cache
-def _multiprocessors(device: int) -> int:
-    import torch
-
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def variants() -> tuple[Variant, ...]:

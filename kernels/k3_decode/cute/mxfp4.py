@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from cutlass import Float32, Int32
 
-from k3_decode.cute.instructions import asm
+from k3_decode.cute.instructions import asm, shared_load
 
 if TYPE_CHECKING:
     import torch
@@ -26,13 +26,17 @@ if TYPE_CHECKING:
 __all__ = [
     "CODE_EXPONENT",
     "GROUP",
+    "added",
     "decode_word",
     "decode_scale",
     "mma_f16",
+    "multiply",
     "pack_stages",
     "reorder_words",
     "scale_half",
     "stage_bytes",
+    "stage_scales",
+    "stage_words",
 ]
 
 GROUP = 32
@@ -123,3 +127,49 @@ def mma_f16(a: Sequence[Int32], b: Sequence[Int32], c: Sequence[Float32]) -> tup
     )
     constraints = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
     return asm(template, constraints, [*a, *b, *c], [Float32] * 4, is_pure=True)
+
+
+def stage_words(at: Int32, lane: Int32, groups: int) -> list[Int32]:
+    """Words of a stage in this lane: for each group row l//4, then row l//4 + 8."""
+    words: list[Int32] = []
+    for pair in range(groups // 2):
+        words.extend(shared_load(at + pair * 512 + lane * 16))
+    if groups % 2:
+        place = at + groups // 2 * 512 + lane * 8
+        words.extend(asm("ld.shared.v2.b32 {$0,$1}, [$2];", "=r,=r,r", [place], [Int32] * 2))
+    return words
+
+
+def stage_scales(at: Int32, row: Int32, groups: int) -> list[Int32]:
+    """Scale bytes of the lane's two rows, as words: first row's half, then the second's."""
+    half = scale_half(groups)
+    place = at + groups * 256 + row * (2 * half)
+    words: list[Int32] = []
+    for part in range(2 * half // 16):
+        words.extend(shared_load(place + part * 16))
+    return words
+
+
+def multiply(codes: list[Int32], scales: list[Int32], b: list[Int32], groups: int) -> list[Float32]:
+    """16 rows x 8 tokens over `groups` groups of K: scaled fp32 sums, times 2^-14 for the codes' exponent."""
+    half = scale_half(groups) // 4
+    total = [Float32(0.0)] * 4
+    zero = [Float32(0.0)] * 4
+    for g in range(groups):
+        top, bottom = decode_word(codes[2 * g]), decode_word(codes[2 * g + 1])
+        part = mma_f16((top[0], bottom[0], top[1], bottom[1]), b[4 * g : 4 * g + 2], zero)
+        part = mma_f16((top[2], bottom[2], top[3], bottom[3]), b[4 * g + 2 : 4 * g + 4], part)
+        upper = decode_scale(scales[g // 4], g % 4)
+        lower = decode_scale(scales[half + g // 4], g % 4)
+        total = [
+            total[0] + part[0] * upper,
+            total[1] + part[1] * upper,
+            total[2] + part[2] * lower,
+            total[3] + part[3] * lower,
+        ]
+    return total
+
+
+def added(left: list[Float32], right: list[Float32]) -> list[Float32]:
+    """Two lists of sums, element by element."""
+    return [a + b for a, b in zip(left, right, strict=True)]

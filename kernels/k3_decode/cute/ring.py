@@ -6,6 +6,7 @@ warp has read it, so no other warp takes part. `arrive` and `wait_for` let block
 results; the grid must fit on the machine at once. The counters are zero before and after each launch.
 """
 
+from functools import cache
 from typing import Any
 
 import cutlass
@@ -26,6 +27,7 @@ __all__ = [
     "load_if",
     "load_shared",
     "make_barriers",
+    "multiprocessors",
     "situ",
     "store_shared",
     "wait",
@@ -35,6 +37,14 @@ __all__ = [
 
 COUNTER_BYTES = 128
 """Start of a workspace: two int32 counts of arrivals, one of blocks that left, and padding."""
+
+
+@cache
+def multiprocessors(device: int) -> int:
+    """Multiprocessors of a CUDA device: the blocks that a persistent launch has."""
+    import torch
+
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def make_barriers(bars_at: Int32, stages: int) -> None:

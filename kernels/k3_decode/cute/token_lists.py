@@ -26,6 +26,7 @@ __all__ = [
     "pair_at",
     "rank_tokens",
     "share_at",
+    "token_of",
 ]
 
 COLUMNS = 8
@@ -131,6 +132,13 @@ def item_tokens(at: Int32, item: Int32, lists: Lists) -> tuple[Int32, Int32]:
 def pair_at(at: Int32, place: Int32, lists: Lists) -> Int32:
     """The pair at a place of the sorted list."""
     return ring.load_shared(at + lists.sorted + place * 4)
+
+
+def token_of(pair: Int32, lists: Lists) -> Int32:
+    """The token of a pair."""
+    if lists.top_k.bit_count() == 1:
+        return pair >> (lists.top_k.bit_length() - 1)
+    return pair // lists.top_k
 
 
 def share_at(at: Int32, place: Int32, lists: Lists) -> Float32:
