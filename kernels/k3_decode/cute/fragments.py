@@ -13,7 +13,6 @@ from k3_decode.cute.instructions import Words, asm
 __all__ = [
     "LN2",
     "LOG2E",
-    "bf16_of",
     "bulk_load_if",
     "bulk_store_if",
     "choose_address",
@@ -23,7 +22,6 @@ __all__ = [
     "exp2",
     "expect_bytes_if",
     "finite_or_minus_inf",
-    "float_of",
     "keep_if",
     "load_bf16",
     "load_constant",
@@ -40,23 +38,18 @@ __all__ = [
     "reciprocal",
     "shared_load_f32x2",
     "shared_load_f32x4",
-    "shared_load_word",
     "shared_store_bf16",
     "shared_store_f32x2",
     "shared_store_f32x4",
     "shared_store_word",
     "sigmoid",
-    "store_bf16",
     "store_f32",
-    "store_f32_if",
     "store_f32x4_if",
     "store_pair_if",
-    "store_remote",
     "store_remote_f32",
     "store_remote_f32x2",
     "store_remote_word",
     "store_word_if",
-    "store_words_if",
     "sum_lanes",
     "widen_fp8",
 ]
@@ -92,18 +85,6 @@ def sum_lanes(values: list[Float32], offsets: tuple[int, ...]) -> list[Float32]:
     return values
 
 
-def float_of(word: Int32) -> Float32:
-    """The same 32 bits as fp32."""
-    return asm("mov.b32 $0, $1;", "=f,r", [word], [Float32], is_pure=True)
-
-
-def bf16_of(value: Float32) -> Int32:
-    """The bf16 rounding of `value` in the low half of a word."""
-    return asm(
-        "{.reg .b16 h; cvt.rn.bf16.f32 h, $1; cvt.u32.u16 $0, h;}", "=r,f", [value], [Int32], is_pure=True
-    )
-
-
 def mask_word(word: Int32, is_kept: Int32) -> Int32:
     """`word` where `is_kept` is not 0, else 0."""
     template = "{.reg .pred p; setp.ne.b32 p, $2, 0; selp.b32 $0, $1, 0, p;}"
@@ -135,12 +116,6 @@ def store_f32x4_if(address: Int64, values: tuple[Float32, ...], condition: Int32
     asm(template, "l,f,f,f,f,r", [address, *values, condition])
 
 
-def store_words_if(address: Int64, words: Words, condition: Int32) -> None:
-    """16 bytes to device memory where `condition` is not 0."""
-    template = "{.reg .pred p; setp.ne.b32 p, $5, 0; @p st.global.v4.b32 [$0], {$1,$2,$3,$4};}"
-    asm(template, "l,r,r,r,r,r", [address, *words, condition])
-
-
 def store_pair_if(address: Int64, words: tuple[Int32, Int32], condition: Int32) -> None:
     """8 bytes to device memory where `condition` is not 0."""
     template = "{.reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.v2.b32 [$0], {$1,$2};}"
@@ -154,25 +129,6 @@ def store_word_if(address: Int64, word: Int32, condition: Int32) -> None:
         "l,r,r",
         [address, word, condition],
     )
-
-
-def store_f32_if(address: Int64, value: Float32, condition: Int32) -> None:
-    """One fp32 to device memory where `condition` is not 0."""
-    asm(
-        "{.reg .pred p; setp.ne.b32 p, $2, 0; @p st.global.f32 [$0], $1;}",
-        "l,f,r",
-        [address, value, condition],
-    )
-
-
-def store_bf16(address: Int64, value: Float32) -> None:
-    """One fp32 rounded to bf16 to device memory."""
-    asm("{.reg .b16 h; cvt.rn.bf16.f32 h, $1; st.global.b16 [$0], h;}", "l,f", [address, value])
-
-
-def shared_load_word(address: Int32) -> Int32:
-    """4 bytes of shared memory."""
-    return asm("ld.shared.b32 $0, [$1];", "=r,r", [address], [Int32])
 
 
 def shared_store_word(address: Int32, word: Int32) -> None:
@@ -195,13 +151,6 @@ def shared_load_f32x4(address: Int32) -> tuple[Float32, ...]:
 def shared_store_f32x4(address: Int32, values: tuple[Float32, ...]) -> None:
     """Four fp32 to shared memory."""
     asm("st.shared.v4.f32 [$0], {$1,$2,$3,$4};", "r,f,f,f,f", [address, *values])
-
-
-def store_remote(address: Int32, words: Words) -> None:
-    """16 bytes to the shared memory of a block of the cluster; a cluster barrier must follow before they are
-    read.
-    """
-    asm("st.shared::cluster.v4.b32 [$0], {$1,$2,$3,$4};", "r,r,r,r,r", [address, *words])
 
 
 def store_remote_f32(address: Int32, value: Float32) -> None:
