@@ -20,11 +20,6 @@ __all__ = [
     "asm",
     "at_most",
     "bulk_load",
-    "bulk_load_if",
-    "expect_bytes_if",
-    "fence_barriers",
-    "init_barrier_if",
-    "wait_barrier",
     "byte_address",
     "choose_address",
     "cluster_address",
@@ -55,7 +50,6 @@ __all__ = [
     "send_f32",
     "send_pair",
     "prefetch_bytes",
-    "prefetch_line_if",
     "store_remote_f32",
     "store_f32_pair_if",
     "store_word_if",
@@ -164,11 +158,6 @@ def load_activation_word_if(address: Int64, is_wanted: Int32) -> Int32:
 def prefetch_line(address: Int64) -> None:
     """Ask for the 128-byte line at `address` to be in L2; reads nothing into the program."""
     asm("prefetch.global.L2 [$0];", "l", [address])
-
-
-def prefetch_line_if(address: Int64, is_wanted: Int32) -> None:
-    """As `prefetch_line`, by the lanes whose flag is not 0."""
-    asm("{.reg .pred p; setp.ne.b32 p, $1, 0; @p prefetch.global.L2 [$0];}", "l,r", [address, is_wanted])
 
 
 def prefetch_bytes(address: Int64, size: Int32) -> None:
@@ -333,47 +322,6 @@ def bulk_load(shared: Int32, address: Int64, size: Int32, barrier: Int32) -> Non
     """
     template = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
     asm(template, "r,l,r,r", [shared, address, size, barrier])
-
-
-def bulk_load_if(shared: Int32, address: Int64, size: Int32, barrier: Int32, is_wanted: Int32) -> None:
-    """As `bulk_load`, by the lanes whose flag is not 0."""
-    template = (
-        "{.reg .pred p; setp.ne.b32 p, $4, 0; @p cp.async.bulk.shared::cluster.global.mbarrier::"
-        "complete_tx::bytes [$0], [$1], $2, [$3];}"
-    )
-    asm(template, "r,l,r,r,r", [shared, address, size, barrier, is_wanted])
-
-
-def init_barrier_if(barrier: Int32, is_wanted: Int32) -> None:
-    """Prepare a barrier for one arrival a phase, by the lanes whose flag is not 0."""
-    asm(
-        "{.reg .pred p; setp.ne.b32 p, $1, 0; @p mbarrier.init.shared::cta.b64 [$0], 1;}",
-        "r,r",
-        [barrier, is_wanted],
-    )
-
-
-def fence_barriers() -> None:
-    """Make prepared barriers visible to the copy engine."""
-    asm("fence.mbarrier_init.release.cluster;", "", [])
-    asm("fence.proxy.async.shared::cta;", "", [])
-
-
-def expect_bytes_if(barrier: Int32, size: Int32, is_wanted: Int32) -> None:
-    """Arrive at a barrier and announce `size` bytes, by the lanes whose flag is not 0."""
-    template = (
-        "{.reg .pred p; setp.ne.b32 p, $2, 0; @p mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;}"
-    )
-    asm(template, "r,r,r", [barrier, size, is_wanted])
-
-
-def wait_barrier(barrier: Int32, parity: int) -> None:
-    """Wait until the barrier's phase of this parity is complete."""
-    template = (
-        "{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1, 10000000; "
-        "@p bra DONE; bra AGAIN; DONE: }"
-    )
-    asm(template, "r,r", [barrier, Int32(parity)])
 
 
 def load_matrix(address: Int32) -> Words:

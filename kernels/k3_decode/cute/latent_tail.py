@@ -29,7 +29,7 @@ from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from k3_decode.cute import instructions as ins
-from k3_decode.cute import row_gemm, row_plan, row_ring, row_stream, row_sums
+from k3_decode.cute import row_gemm, row_plan, row_stream, row_sums
 from k3_decode.cute.plans import has_warpgroups, plan_for, plans_by_architecture
 from k3_decode.cute.row_plan import Plan
 from k3_decode.cute.row_sums import Finished
@@ -73,8 +73,7 @@ def _norm_and_project(
         row_gemm.publish(plan, place, tiles, products, totals)
         row_sums.finish_published(plan, place, True, latent.shape[0], eps, store)
     else:
-        multiply = row_ring.stream_rings if plan.slots else row_stream.stream
-        sums, squares = multiply(plan, place, segments, latent, norm_weight)
+        sums, squares = row_stream.stream(plan, place, segments, latent, norm_weight)
         row_sums.finish(plan, place, sums, squares, latent.shape[0], eps, store)
     if place.is_first:
         ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)

@@ -23,7 +23,6 @@ class Tiling(NamedTuple):
     cluster: int
     depth: int
     blocks_per_sm: int
-    slots: int = 0
     is_grouped: bool = False
 
 
@@ -105,7 +104,6 @@ def plan_for(rows: int, k: int, tokens: int, is_grouped: bool) -> Plan:
         cluster=tiling.cluster,
         depth=tiling.depth,
         blocks_per_sm=tiling.blocks_per_sm,
-        slots=tiling.slots,
         is_grouped=tiling.is_grouped,
     )
 

@@ -29,7 +29,7 @@ from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from k3_decode.cute import instructions as ins
-from k3_decode.cute import row_gemm, row_plan, row_ring, row_stream, row_sums
+from k3_decode.cute import row_gemm, row_plan, row_stream, row_sums
 from k3_decode.cute.plans import CAPACITIES, has_warpgroups, plan_for, plans_by_architecture
 from k3_decode.cute.row_plan import Plan
 from k3_decode.cute.row_sums import Finished
@@ -72,8 +72,7 @@ def _project(
         row_sums.finish_published(plan, place, False, x.shape[0], None, store)
     else:
         chain = CHAIN_STEPS if is_fp32 else None
-        multiply = row_ring.stream_rings if plan.slots else row_stream.stream
-        sums, _ = multiply(plan, place, segments, x, chain=chain)
+        sums, _ = row_stream.stream(plan, place, segments, x, chain=chain)
         row_sums.finish(plan, place, sums, None, x.shape[0], None, store)
     if place.is_first:
         ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)

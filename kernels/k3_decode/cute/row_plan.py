@@ -2,7 +2,7 @@
 
 Invariant: a `Plan` is all that a compilation depends on, so equal plans share one; results depend on it,
 never on timing. What it leaves to callers: which plan a shape gets (`plans`), and the products themselves
-(`row_stream`, `row_ring`, `row_gemm`).
+(`row_stream`, `row_gemm`).
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,6 @@ from k3_decode.cute import instructions as ins
 
 __all__ = [
     "CARVEOUT",
-    "STAGE_BYTES",
-    "STAGE_STEPS",
     "STEP",
     "Layout",
     "Place",
@@ -32,9 +30,6 @@ STEP = 32
 CARVEOUT = 100
 """Share of L1 kept as shared memory, in percent; equal for all kernels of a step, because a multiprocessor
 that has to change it drains first, and then the next kernel cannot start early."""
-STAGE_STEPS = 2
-"""Steps of activations in a stage: a 128-byte line a token."""
-STAGE_BYTES = STAGE_STEPS * STEP * 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,27 +54,14 @@ class Plan:
     """Steps of weights in flight per warp."""
     blocks_per_sm: int = 1
     """Blocks that the compiler must leave registers for on one multiprocessor."""
-    stages: int = 0
-    """Shared-memory stages of two steps of activations, for all row warps; 0: every warp reads its own."""
-    slots: int = 0
-    """Places of a warp's ring in shared memory (`row_ring`), each 8 rows of `depth` steps; 0: no ring."""
     is_grouped: bool = False
     """Whether warpgroups of 64 rows multiply (`row_gemm`), `depth` stages of 64 K elements; sm_90a only."""
 
     def __post_init__(self) -> None:
         if self.k % STEP or self.tokens not in (8, 16, 32, 64):
             raise ValueError(f"row stream: k {self.k} is no multiple of {STEP}, or {self.tokens} no capacity")
-        if self.slots and (not self.is_even or self.steps % self.depth or self.row_warps > 1):
-            raise ValueError(
-                f"row stream: a ring needs equal slices that its depth divides, in one row warp: {self}"
-            )
         if self.is_grouped and (self.k % 64 or self.row_tiles != 2 or self.row_warps % 4 or self.k_warps > 1):
             raise ValueError(f"row stream: warpgroups need k of 64 and 64 rows each: {self}")
-        copies = self.k_warps * self.tokens * 8
-        if self.stages and (not self.is_even or self.steps % STAGE_STEPS or copies % self.threads):
-            raise ValueError(
-                f"row stream: staged tokens need equal slices of an even number of steps: {self}"
-            )
 
     @property
     def threads(self) -> int:
@@ -117,21 +99,6 @@ class Plan:
         return self.tokens // 8
 
     @property
-    def copies(self) -> int:
-        """16-byte copies a thread makes for one stage of activations."""
-        return self.k_warps * self.tokens * 8 // self.threads
-
-    @property
-    def slot_pitch(self) -> int:
-        """Bytes between two rows of a slot: an odd multiple of 64, so that no bank is hit twice."""
-        return self.depth * STEP * 2 + (0 if self.depth % 2 else 64)
-
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of a slot: 8 rows."""
-        return 8 * self.slot_pitch
-
-    @property
     def pairs(self) -> int:
         """Row pairs of a cluster."""
         return self.group_rows // 2
@@ -151,8 +118,7 @@ class Plan:
         """The constants in short, for a variant's name."""
         shape = f"m{self.rows}_k{self.k}_b{self.tokens}"
         tiling = f"r{self.row_tiles}x{self.row_warps}_w{self.k_warps}_c{self.cluster}_d{self.depth}"
-        kind = "g" if self.is_grouped else f"s{self.stages}q{self.slots}"
-        return f"{shape}_{tiling}_o{self.blocks_per_sm}_{kind}"
+        return f"{shape}_{tiling}_o{self.blocks_per_sm}{'_grouped' if self.is_grouped else ''}"
 
 
 class Layout(NamedTuple):
@@ -161,7 +127,7 @@ class Layout(NamedTuple):
     squares: int
     received_squares: int
     partials: int
-    """Also stages and rings, which are done with when the first partial sum is written."""
+    """Also the stages of warpgroups, which are done with when the first partial sum is written."""
     received: int
     size: int
 
@@ -169,15 +135,12 @@ class Layout(NamedTuple):
 def shared_layout(plan: Plan) -> Layout:
     """Where sums of squares, partial sums and received sums lie, and the bytes in all."""
     is_alone = plan.cluster == 1
-    squares = 16 + plan.k_warps * plan.slots * 8
-    squares += -squares % 16
+    squares = 16
     received_squares = squares + plan.k_warps * plan.tokens * 4
     partials = received_squares + (0 if is_alone else plan.cluster * plan.tokens * 4)
-    partials += -partials % (1024 if plan.is_grouped else STAGE_BYTES)
-    staged = plan.stages * plan.k_warps * plan.tokens * STAGE_BYTES
-    rings = plan.k_warps * plan.slots * plan.slot_bytes
+    partials += -partials % (1024 if plan.is_grouped else 128)
     tiles = plan.depth * (plan.group_rows + plan.tokens) * 128 if plan.is_grouped else 0
-    received = partials + max(staged, rings, tiles, plan.k_warps * plan.tokens * plan.pitch * 4)
+    received = partials + max(tiles, plan.k_warps * plan.tokens * plan.pitch * 4)
     size = received + (0 if is_alone else plan.cluster * plan.tokens * plan.share * 8)
     return Layout(squares, received_squares, partials, received, size)
 

@@ -23,32 +23,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from k3_decode.cute import instructions as ins
-from k3_decode.cute.row_plan import (
-    CARVEOUT,
-    STAGE_BYTES,
-    STAGE_STEPS,
-    STEP,
-    Place,
-    Plan,
-    row_addresses,
-    shared_layout,
-)
+from k3_decode.cute.row_plan import CARVEOUT, STEP, Place, Plan, row_addresses
 
-__all__ = [
-    "CARVEOUT",
-    "DirectTokens",
-    "Rows",
-    "Segments",
-    "StagedTokens",
-    "Sums",
-    "add_sums",
-    "floats_of",
-    "multiply_tile",
-    "open_rows",
-    "scale_tokens",
-    "stream",
-    "zero_sums",
-]
+__all__ = ["CARVEOUT", "Segments", "Sums", "stream"]
 
 TOKENS_AHEAD = 2
 """Steps of activations in flight: they come from L2, so one step of weights covers their latency."""
@@ -59,7 +36,7 @@ Segments = list[tuple[Int64, int]]
 """Weights that follow one another as one matrix: device address and rows of each."""
 
 
-class Rows(NamedTuple):
+class _Rows(NamedTuple):
     """A warp's weight rows: one address a tile, at the start of its K slice."""
 
     addresses: list[Int64]
@@ -83,37 +60,35 @@ def stream(
     drops low bits at each addition, which an fp32 output would show (9e-7 of the row over 28 steps, 2e-7
     over 4).
     """
-    sums, totals = zero_sums(plan), None
+    sums, totals = _zero_sums(plan), None
     squares = [Float32(0.0)] * plan.halves
-    rows = open_rows(plan, place, segments)
+    rows = _open_rows(plan, place, segments)
     norm_at = None
     if norm_weight is not None:
         norm_at = ins.byte_address(norm_weight) + Int64(rows.first_step) * (STEP * 2) + Int64(place.quad) * 16
     cute.arch.griddepcontrol_launch_dependents()
     ring = [_fetch(plan, rows, step) for step in range(min(plan.depth, plan.steps))]
     cute.arch.griddepcontrol_wait()
-    source = StagedTokens(plan, place, x) if plan.stages else DirectTokens(plan, place, rows, x)
+    source = _Tokens(plan, place, rows, x)
     for step in range(plan.steps):
         tokens = source.step(step)
         if norm_at is not None:
             back = Int64(0)
             if not plan.is_even and step == plan.steps - 1:
                 back = Int64(rows.is_short) * (STEP * 2)
-            norms = floats_of(ins.load_weight(norm_at + step * (STEP * 2) - back))
+            norms = _floats_of(ins.load_weight(norm_at + step * (STEP * 2) - back))
             pairs = zip(tokens, squares, strict=True)
-            scaled = [scale_tokens(words, norms, square) for words, square in pairs]
+            scaled = [_scale_tokens(words, norms, square) for words, square in pairs]
             tokens, squares = [words for words, _ in scaled], [square for _, square in scaled]
         if chain is not None and step and step % chain == 0:
-            totals, sums = add_sums(totals, sums), zero_sums(plan)
+            totals, sums = _add_sums(totals, sums), _zero_sums(plan)
         _multiply(plan, sums, ring[step % plan.depth], tokens)
         if step + plan.depth < plan.steps:
             ring[step % plan.depth] = _fetch(plan, rows, step + plan.depth)
-    if plan.stages:
-        cute.arch.sync_threads()
-    return add_sums(totals, sums), squares
+    return _add_sums(totals, sums), squares
 
 
-def open_rows(plan: Plan, place: Place, segments: Segments) -> Rows:
+def _open_rows(plan: Plan, place: Place, segments: Segments) -> _Rows:
     """Addresses of the warp's rows in `segments`: (device address, rows) of weights in order."""
     part = place.rank * plan.k_warps + place.k_warp
     whole = plan.k // STEP
@@ -122,10 +97,10 @@ def open_rows(plan: Plan, place: Place, segments: Segments) -> Rows:
     row = place.first_row + place.row_warp * (8 * plan.row_tiles) + place.group
     offset = Int64(first) * (STEP * 2) + Int64(place.quad) * 16
     rows = [row + tile * 8 for tile in range(plan.row_tiles)]
-    return Rows([address + offset for address in row_addresses(plan, rows, segments)], first, is_short)
+    return _Rows([address + offset for address in row_addresses(plan, rows, segments)], first, is_short)
 
 
-def _fetch(plan: Plan, rows: Rows, step: int) -> list[ins.Words]:
+def _fetch(plan: Plan, rows: _Rows, step: int) -> list[ins.Words]:
     """Issue the loads of one step of weights."""
     offset = step * (STEP * 2)
     if plan.is_even or step < plan.steps - 1:
@@ -134,34 +109,31 @@ def _fetch(plan: Plan, rows: Rows, step: int) -> list[ins.Words]:
     return [_keep(rows, ins.load_weight(address + offset - back)) for address in rows.addresses]
 
 
-def _keep(rows: Rows, words: ins.Words) -> ins.Words:
+def _keep(rows: _Rows, words: ins.Words) -> ins.Words:
     """The words of the last step, or zeros where the slice lacks it."""
     mask = rows.is_short - 1
     return tuple(word & mask for word in words)
 
 
-class DirectTokens:
+class _Tokens:
     """Activations that each warp reads from L2 into registers, `TOKENS_AHEAD` steps ahead of their use."""
 
-    def __init__(
-        self, plan: Plan, place: Place, rows: Rows, x: cute.Tensor, ahead: int = TOKENS_AHEAD
-    ) -> None:
+    def __init__(self, plan: Plan, place: Place, rows: _Rows, x: cute.Tensor) -> None:
         self.plan, self.rows = plan, rows
         offset = ins.byte_address(x) + Int64(rows.first_step) * (STEP * 2) + Int64(place.quad) * 16
         last = x.shape[0] - 1
         tokens = [ins.at_most(place.group + half * 8, last) for half in range(plan.halves)]
         self.addresses = [offset + Int64(token) * x.stride[0] * 2 for token in tokens]
-        self.near = [self.fetch(step) for step in range(min(ahead, plan.steps))]
+        self.near = [self._fetch(step) for step in range(min(TOKENS_AHEAD, plan.steps))]
 
     def step(self, step: int) -> list[ins.Words]:
         """The step's words by group of 8 tokens; asks for a later step's."""
         words = self.near[step % TOKENS_AHEAD]
         if step + TOKENS_AHEAD < self.plan.steps:
-            self.near[step % TOKENS_AHEAD] = self.fetch(step + TOKENS_AHEAD)
+            self.near[step % TOKENS_AHEAD] = self._fetch(step + TOKENS_AHEAD)
         return words
 
-    def fetch(self, step: int) -> list[ins.Words]:
-        """Issue the loads of a step by group of 8 tokens."""
+    def _fetch(self, step: int) -> list[ins.Words]:
         offset = step * (STEP * 2)
         if self.plan.is_even or step < self.plan.steps - 1:
             return [ins.load_activation(address + offset) for address in self.addresses]
@@ -169,72 +141,23 @@ class DirectTokens:
         return [_keep(self.rows, ins.load_activation(address + offset - back)) for address in self.addresses]
 
 
-class StagedTokens:
-    """Activations that a block copies to shared memory once, a line (two steps) a token and K warp at a time.
-
-    Odd tokens swap the halves of their line, so that the 8 lanes of two tokens reading at once hit all banks.
-    """
-
-    def __init__(self, plan: Plan, place: Place, x: cute.Tensor) -> None:
-        self.plan = plan
-        self.base = place.shared + shared_layout(plan).partials
-        self.sources, self.targets = [], []
-        for turn in range(plan.copies):
-            index = place.tid + turn * plan.threads
-            piece, line = index % 8, index // 8
-            token, part = line % plan.tokens, place.rank * plan.k_warps + line // plan.tokens
-            row = Int64(ins.at_most(token, x.shape[0] - 1)) * x.stride[0] * 2
-            column = Int64(part) * (plan.steps * STEP * 2) + Int64(piece) * 16
-            self.sources.append(ins.byte_address(x) + row + column)
-            self.targets.append(self.base + line * STAGE_BYTES + (piece ^ (token % 2 * 4)) * 16)
-        swap = place.group % 2
-        at = self.base + (place.k_warp * plan.tokens + place.group) * STAGE_BYTES + place.quad * 16
-        self.lanes = (at + swap * 64, at + (1 - swap) * 64)
-        for chunk in range(plan.stages - 1):
-            self._copy(chunk)
-
-    def step(self, step: int) -> list[ins.Words]:
-        """The step's words by group of 8 tokens; a stage's first step waits and starts another copy."""
-        chunk, half = divmod(step, STAGE_STEPS)
-        if half == 0:
-            cute.arch.cp_async_wait_group(self.plan.stages - 2)
-            cute.arch.sync_threads()
-            self._copy(chunk + self.plan.stages - 1)
-        at = self.lanes[half] + self._offset(chunk)
-        return [ins.shared_load(at + group * 8 * STAGE_BYTES) for group in range(self.plan.halves)]
-
-    def _offset(self, chunk: int) -> int:
-        return chunk % self.plan.stages * self.plan.k_warps * self.plan.tokens * STAGE_BYTES
-
-    def _copy(self, chunk: int) -> None:
-        if chunk * STAGE_STEPS < self.plan.steps:
-            for source, target in zip(self.sources, self.targets, strict=True):
-                ins.copy_async(target + self._offset(chunk), source + chunk * STAGE_BYTES)
-        cute.arch.cp_async_commit_group()
-
-
 def _multiply(plan: Plan, sums: Sums, weights: list[ins.Words], x: list[ins.Words]) -> None:
     """Add one step's products to the sums."""
-    for tile, words in enumerate(weights):
-        multiply_tile(plan, sums[tile], words, x)
-
-
-def multiply_tile(plan: Plan, sums: list[tuple[Float32, ...]], words: ins.Words, x: list[ins.Words]) -> None:
-    """Add one step's products of one tile of rows."""
     zeros = (Int32(0),) * 4
-    for m in range(len(sums)):
-        low, high = x[2 * m], x[2 * m + 1] if plan.halves > 1 else zeros
-        value = ins.mma_bf16((low[0], high[0], low[1], high[1]), words[0:2], sums[m])
-        sums[m] = ins.mma_bf16((low[2], high[2], low[3], high[3]), words[2:4], value)
+    for tile, words in enumerate(weights):
+        for m in range(len(sums[tile])):
+            low, high = x[2 * m], x[2 * m + 1] if plan.halves > 1 else zeros
+            value = ins.mma_bf16((low[0], high[0], low[1], high[1]), words[0:2], sums[tile][m])
+            sums[tile][m] = ins.mma_bf16((low[2], high[2], low[3], high[3]), words[2:4], value)
 
 
-def floats_of(words: ins.Words) -> list[Float32]:
+def _floats_of(words: ins.Words) -> list[Float32]:
     return [half for word in words for half in (ins.low_half(word), ins.high_half(word))]
 
 
-def scale_tokens(words: ins.Words, norms: list[Float32], square: Float32) -> tuple[ins.Words, Float32]:
+def _scale_tokens(words: ins.Words, norms: list[Float32], square: Float32) -> tuple[ins.Words, Float32]:
     """The activations times the norm weight, rounded to bf16, and the running sum of their squares."""
-    values = floats_of(words)
+    values = _floats_of(words)
     for value in values:
         square = square + value * value
     scaled = [value * norm for value, norm in zip(values, norms, strict=True)]
@@ -242,11 +165,11 @@ def scale_tokens(words: ins.Words, norms: list[Float32], square: Float32) -> tup
     return packed, square
 
 
-def zero_sums(plan: Plan) -> Sums:
+def _zero_sums(plan: Plan) -> Sums:
     return [[(Float32(0.0),) * 4] * max(1, plan.halves // 2) for _ in range(plan.row_tiles)]
 
 
-def add_sums(left: Sums | None, right: Sums) -> Sums:
+def _add_sums(left: Sums | None, right: Sums) -> Sums:
     """The sum, element by element; `right` where there is no left."""
     if left is None:
         return right

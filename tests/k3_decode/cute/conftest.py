@@ -130,11 +130,6 @@ class NumpyMachine:
         for i, word in enumerate(words):
             self.shared[self.bid[keep], to[keep] + i] = self.all_lanes(word)[keep]
 
-    def bulk_load(self, shared: Any, address: Any, size: int, wanted: Any) -> None:
-        to, at, keep = self.all_lanes(shared) // 4, self.all_lanes(address) // 4, self.all_lanes(wanted) != 0
-        for i in range(int(size) // 4):
-            self.shared[self.bid[keep], to[keep] + i] = self.device[at[keep] + i]
-
     def send(self, address: Any, values: list[np.ndarray], wanted: Any) -> None:
         code, keep = self.all_lanes(address), self.all_lanes(wanted) != 0
         block = self.bid - self.bid % self.cluster + (code >> 24)
@@ -198,12 +193,12 @@ def numpy_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., NumpyMachine
     """Builds a machine and points the traced modules at it."""
     pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not installed")
 
-    from k3_decode.cute import row_gemm, row_plan, row_ring, row_stream, row_sums
+    from k3_decode.cute import row_gemm, row_plan, row_stream, row_sums
 
     def build(op: Any, plan: Any) -> NumpyMachine:
         size = row_plan.shared_layout(plan).size
         machine = NumpyMachine(plan.groups * plan.cluster, plan.threads, plan.cluster, size)
-        for module in (row_plan, row_stream, row_ring, row_gemm, row_sums, op):
+        for module in (row_plan, row_stream, row_gemm, row_sums, op):
             monkeypatch.setattr(module, "ins", _instructions(machine))
             for name in ("Int32", "Int64"):
                 if hasattr(module, name):
@@ -233,22 +228,15 @@ def _instructions(machine: NumpyMachine) -> SimpleNamespace:
         load_weight=lambda address: machine.load(address, 4),
         load_activation=lambda address: machine.load(address, 4),
         load_activation_word_if=lambda address, wanted: machine.load(np.where(wanted, address, 0), 1)[0],
-        prefetch_line_if=lambda address, wanted: None,
         mma_bf16=machine.mma,
         low_half=lambda word: from_bf16_bits((np.asarray(word) & 0xFFFF).astype(np.uint16)),
         high_half=lambda word: from_bf16_bits((np.asarray(word) >> 16).astype(np.uint16)),
         pack_halves=pack,
-        copy_async=machine.copy_shared,
         copy_async_if=machine.copy_shared,
         fence_async_reads=lambda: None,
         multiply_tiles=machine.multiply_tiles,
         shared_store_if=machine.shared_store_words,
         shared_store_f32_if=lambda address, value, wanted: machine.shared_store(address, [value], wanted),
-        bulk_load_if=lambda to, at, size, _, wanted: machine.bulk_load(to, at, size, wanted),
-        init_barrier_if=lambda *_: None,
-        fence_barriers=lambda: None,
-        expect_bytes_if=lambda *_: None,
-        wait_barrier=lambda *_: None,
         shared_load=lambda address: tuple(w.view(np.uint32) for w in machine.shared_load(address, 4)),
         shared_load_f32=lambda address: machine.shared_load(address, 1)[0],
         shared_load_pair=lambda address: machine.shared_load(address, 2),
@@ -273,7 +261,6 @@ def _device(machine: NumpyMachine) -> SimpleNamespace:
         "griddepcontrol_wait",
         "sync_threads",
         "cluster_wait",
-        "sync_warp",
         "cp_async_commit_group",
         "cp_async_wait_group",
     )

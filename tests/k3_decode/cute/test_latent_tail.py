@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not installed")
 
 from k3_decode.cute import latent_tail as op
-from k3_decode.cute import row_plan, row_ring, row_stream, row_sums
+from k3_decode.cute import row_plan, row_stream, row_sums
 from k3_decode.cute.row_plan import Plan
 from k3_decode.cute.variant import COMPILED, DISPATCHED
 
@@ -18,7 +18,6 @@ PLANS = {
     "uneven_k": Plan(48, 224, 16, 2, 1, 3, 1, 3, 2),
     "two_row_warps": Plan(64, 128, 8, 2, 2, 2, 1, 2),
     "cluster_of_four": Plan(40, 512, 32, 2, 1, 2, 4, 2),
-    "ring": Plan(48, 512, 16, 3, 1, 4, 1, 2, slots=3),
     "uneven_cluster": Plan(24, 352, 8, 1, 1, 2, 3, 2),
 }
 
@@ -40,8 +39,7 @@ def test_every_plan_norms_projects_and_adds(name: str, numpy_machine: Callable[.
 
     place = row_plan.locate(plan)
     segments = [(op.ins.byte_address(up_at), plan.rows)]
-    multiply = row_ring.stream_rings if plan.slots else row_stream.stream
-    sums, squares = multiply(plan, place, segments, latent_at, norm_at)
+    sums, squares = row_stream.stream(plan, place, segments, latent_at, norm_at)
     row_sums.finish(plan, place, sums, squares, tokens, eps, op._store_to(shared_at, out_at))
 
     tensors = (latent_at, norm_at, up_at, shared_at)

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not installed")
 
 from k3_decode.cute import moe_front as op
-from k3_decode.cute import row_plan, row_ring, row_stream, row_sums
+from k3_decode.cute import row_plan, row_stream, row_sums
 from k3_decode.cute.row_plan import Plan
 from k3_decode.cute.variant import COMPILED, DISPATCHED
 
@@ -34,9 +34,7 @@ def run_in_numpy(
 
     place = row_plan.locate(plan)
     segments = [(op.ins.byte_address(router_at), experts), (op.ins.byte_address(down_at), width)]
-    sums, _ = (row_ring.stream_rings if plan.slots else row_stream.stream)(
-        plan, place, segments, x_at, chain=2
-    )
+    sums, _ = row_stream.stream(plan, place, segments, x_at, chain=2)
     store = op._store_to(logits_at, latent_at, experts)
     row_sums.finish(plan, place, sums, None, tokens, None, store)
 

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not installed")
 
 from k3_decode.cute import projection as op
-from k3_decode.cute import row_gemm, row_plan, row_ring, row_stream, row_sums
+from k3_decode.cute import row_gemm, row_plan, row_stream, row_sums
 from k3_decode.cute.plans import plan_for
 from k3_decode.cute.row_plan import Plan
 from k3_decode.cute.variant import COMPILED, DISPATCHED
@@ -22,14 +22,9 @@ PLANS = {
     "cluster_of_two": Plan(48, 512, 16, 3, 1, 4, 2, 2),
     "cluster_of_seven": Plan(32, 448, 8, 2, 1, 2, 7, 1),
     "uneven_cluster": Plan(24, 352, 64, 1, 1, 2, 3, 2),
-    "staged_tokens": Plan(48, 512, 64, 3, 2, 2, 1, 2, stages=3),
-    "ring": Plan(48, 512, 8, 3, 1, 4, 1, 2, slots=2),
-    "ring_of_odd_depth": Plan(40, 384, 16, 2, 1, 2, 1, 3, slots=3),
-    "ring_in_a_cluster": Plan(48, 512, 16, 2, 1, 2, 2, 4, slots=4),
     "warpgroup": Plan(64, 256, 32, 2, 4, 1, 1, 3, is_grouped=True),
     "two_warpgroups": Plan(120, 256, 64, 2, 8, 1, 1, 2, is_grouped=True),
     "warpgroups_in_a_cluster": Plan(128, 512, 64, 2, 4, 1, 4, 2, is_grouped=True),
-    "staged_in_a_cluster": Plan(64, 768, 32, 2, 4, 2, 2, 3, stages=2),
 }
 
 
@@ -60,7 +55,7 @@ def run_in_numpy(
         row_gemm.publish(plan, place, tiles, sums, None)
         row_sums.finish_published(plan, place, False, tokens, None, store)
     else:
-        sums, _ = (row_ring.stream_rings if plan.slots else row_stream.stream)(plan, place, segments, x_at)
+        sums, _ = row_stream.stream(plan, place, segments, x_at)
         row_sums.finish(plan, place, sums, None, tokens, None, store)
 
     words = machine.read(out_at)
