@@ -16,10 +16,10 @@ over warps and cluster in ascending order; then sum x factor + shared in fp32 an
 depends on the plan alone. NaN and infinities propagate.
 
 Validation: `tests/k3_decode/cute/test_latent_tail.py` compiles the smoke variant for the three
-architectures and runs the traced functions on an emulated grid in numpy, by mma plans; its GPU tests
-compare with the float64 value. On an H200 it was compared with the oracle at 1, 2, 3, 7, 8, 16, 17, 32 and
-64 rows of the TP8 and TP16 shards, in every input regime at 5 rows, and on the canary and nano models
-(NOTES.md). Not run: compute-sanitizer, and anything on sm_100a and sm_103a.
+architectures and runs the traced functions on an emulated grid in numpy; its GPU tests compare with the
+float64 value. On an H200 it was compared with the oracle at 1, 2, 3, 7, 8, 16, 17, 32 and 64 rows of the
+TP8 and TP16 shards, in every input regime at 5 rows, and on the canary and nano models (NOTES.md). Not
+run: compute-sanitizer, and anything on sm_100a and sm_103a.
 """
 
 from collections.abc import Callable

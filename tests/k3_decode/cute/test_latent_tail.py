@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not installed")
 
 from k3_decode.cute import latent_tail as op
-from k3_decode.cute import row_plan, row_stream, row_sums
+from k3_decode.cute import row_gemm, row_plan, row_stream, row_sums
 from k3_decode.cute.row_plan import Plan
 from k3_decode.cute.variant import COMPILED, DISPATCHED
 
@@ -18,6 +18,8 @@ PLANS = {
     "uneven_k": Plan(48, 224, 16, 2, 1, 3, 1, 3, 2),
     "two_row_warps": Plan(64, 128, 8, 2, 2, 2, 1, 2),
     "cluster_of_four": Plan(40, 512, 32, 2, 1, 2, 4, 2),
+    "warpgroup": Plan(64, 256, 16, 2, 4, 1, 1, 3, is_grouped=True),
+    "warpgroups_in_a_cluster": Plan(120, 512, 64, 2, 8, 1, 2, 2, is_grouped=True),
     "uneven_cluster": Plan(24, 352, 8, 1, 1, 2, 3, 2),
 }
 
@@ -39,8 +41,18 @@ def test_every_plan_norms_projects_and_adds(name: str, numpy_machine: Callable[.
 
     place = row_plan.locate(plan)
     segments = [(op.ins.byte_address(up_at), plan.rows)]
-    sums, squares = row_stream.stream(plan, place, segments, latent_at, norm_at)
-    row_sums.finish(plan, place, sums, squares, tokens, eps, op._store_to(shared_at, out_at))
+    store = op._store_to(shared_at, out_at)
+    if plan.is_grouped:
+        tiles = row_gemm.Tiles(plan, place, segments, latent_at)
+        sums, squares = [np.float32(0.0)] * (plan.tokens // 2), [np.float32(0.0)] * len(tiles.tokens)
+        row_gemm.start(plan, tiles)
+        for stage in range(int(tiles.count.max())):
+            row_gemm.advance(plan, tiles, stage, sums, squares, norm_at)
+        row_gemm.publish(plan, place, tiles, sums, squares)
+        row_sums.finish_published(plan, place, True, tokens, eps, store)
+    else:
+        sums, squares = row_stream.stream(plan, place, segments, latent_at, norm_at)
+        row_sums.finish(plan, place, sums, squares, tokens, eps, store)
 
     tensors = (latent_at, norm_at, up_at, shared_at)
     latent, norm, up, shared = (
