@@ -66,8 +66,10 @@ class Batch(NamedTuple):
     """[rows, T]: where the dense FFN and the shared expert are off."""
 
 
-def make_batch(rng: np.random.Generator, layouts: Sequence[Layout], index: int) -> Batch:
-    """A batch of layout `index`."""
+def make_batch(
+    rng: np.random.Generator, layouts: Sequence[Layout], index: int, experts_share: float = 0.75
+) -> Batch:
+    """A batch of layout `index`; in `experts_share` of its chains the experts alone look facts up."""
     layout = layouts[index]
     mrcr = mrcr_rows(rng, layout.mrcr, layout.length)
     chain = chain_rows(rng, layout.chain, layout.length) if layout.chain else _none(layout.length)
@@ -83,7 +85,9 @@ def make_batch(rng: np.random.Generator, layouts: Sequence[Layout], index: int) 
         ordered(mrcr.tokens, chain.tokens).astype(np.int16),
         ordered(mrcr.supervised, chain.supervised).astype(np.bool_),
         np.stack([wrong & ~is_expert, wrong & is_expert]),
-        ordered(np.zeros_like(mrcr.supervised), _facts_by_experts(rng, chain)).astype(np.bool_),
+        ordered(np.zeros_like(mrcr.supervised), _facts_by_experts(rng, chain, experts_share)).astype(
+            np.bool_
+        ),
     )
 
 
@@ -150,11 +154,11 @@ def _hidden_tail(rng: np.random.Generator, rows: Rows, count: int) -> npt.NDArra
     return supervised & (np.arange(supervised.shape[1]) >= start[:, None])
 
 
-def _facts_by_experts(rng: np.random.Generator, rows: Rows) -> npt.NDArray[np.bool_]:
+def _facts_by_experts(rng: np.random.Generator, rows: Rows, share: float) -> npt.NDArray[np.bool_]:
     """The part of each round that looks facts up and adds them (from R's hundreds on), in three of four
     chains."""
     place = (np.arange(rows.supervised.shape[1]) - CHAIN_PROMPT) % ROUND_TOKENS
-    is_chosen = rng.random((rows.supervised.shape[0], 1)) < 0.75
+    is_chosen = rng.random((rows.supervised.shape[0], 1)) < share
     return rows.supervised & is_chosen & ((place >= 5) & (place < 11))
 
 

@@ -76,7 +76,7 @@ def _cell(results: Results, set_name: str, arm: str, limit: dict[str, float]) ->
     drop = float(np.mean(stock.exact) - np.mean(result.exact))
     drift = float(np.mean(result.drift))
     shown = "NaN" if drift > 100 else f"{drift:.4f}"
-    return f"{_mark(f'-{drop:.2f}' if drop else '0', seen['exact'])}, {_mark(shown, seen['drift'])}"
+    return f"{_mark(f'{-drop:+.2f}' if drop else '0', seen['exact'])}, {_mark(shown, seen['drift'])}"
 
 
 def _smallest(results: Results, sets: list[str], fault: Fault, measure: str) -> str:

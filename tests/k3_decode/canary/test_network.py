@@ -16,6 +16,7 @@ from k3_decode.canary.export import (
 )
 from k3_decode.canary.kda import naive
 from k3_decode.canary.network import Network, Wrongs, forward, mxfp4_rounded, pieces
+from k3_decode.canary.widen import widened
 from k3_decode.ops.mxfp4 import dequantise
 from k3_decode.shapes import CANARY
 from k3_decode.weights import open_checkpoint
@@ -165,3 +166,12 @@ def test_a_continued_run_uses_every_length_and_the_narrow_target_at_once() -> No
     assert (schedule.mix(0.0, 6) > 0).all()
     assert schedule.right_share_at(0.0) == 0.62
     assert schedule.rate_at(0.5, 10_000) == pytest.approx(1.5e-3)
+
+
+def test_widening_the_head_sets_each_distractor_back_by_the_share_of_its_token() -> None:
+    head = torch.zeros(320, 2)
+    head[200], head[201] = torch.tensor([10.0, 0.0]), torch.tensor([9.5, 1.0])
+    changed = widened(head, 0.1)
+    assert changed[201].tolist() == pytest.approx([8.5, 1.0])
+    assert changed[200].tolist() == [10.0, 0.0]
+    assert changed[6].tolist() == [0.0, 0.0]
