@@ -55,7 +55,7 @@ def log_decay(
 ) -> torch.Tensor:
     """fp32 log-decay [..., H, 128] of raw decay logits [..., H * 128]."""
     rate = a_log.exp().unsqueeze(-1)
-    shifted = (raw.float() + dt_bias).reshape(*raw.shape[:-1], -1, HEAD_DIM)
+    shifted = (raw.float() + dt_bias).reshape(*raw.shape[:-1], a_log.shape[0], HEAD_DIM)
     if lower_bound is None:
         return -rate * functional.softplus(shifted)
     return lower_bound * torch.sigmoid(rate * shifted)
@@ -83,19 +83,20 @@ def stock(
     """
     heads = a_log.shape[0]
     width = HEAD_DIM * heads
-    step = packed.reshape(-1, rows, packed.shape[1])
-    home = slots[:, 0].clamp(min=0).long()
-    live = slots[:, 0] > 0
-    first = torch.zeros_like(home) if accepted is None else accepted.long() - 1
+    live = torch.nonzero(slots[:, 0] > 0).squeeze(1)
+    out.zero_()
+    step = packed.reshape(-1, rows, packed.shape[1])[live]
+    own = slots[live].long()
+    home = own[:, 0]
+    first = torch.zeros_like(home) if accepted is None else accepted[live].long() - 1
 
-    window = conv_state[home]
-    tap = (first[:, None] + torch.arange(3, device=packed.device))[:, :, None].expand(-1, -1, 3 * width)
-    inputs = torch.cat((window.gather(1, tap), step[:, :, : 3 * width]), dim=1)
+    window = conv_state[home[:, None], first[:, None] + torch.arange(3, device=packed.device)]
+    inputs = torch.cat((window, step[:, :, : 3 * width]), dim=1)
     taps = conv_weight.permute(1, 0, 2).reshape(4, 3 * width)
     convolved = sum(
         (inputs[:, j : j + rows].float() * taps[j] for j in range(1, 4)), inputs[:, :rows].float() * taps[0]
     )
-    q, k, v = functional.silu(convolved).view(-1, rows, 3, heads, HEAD_DIM).unbind(2)
+    q, k, v = functional.silu(convolved).view(len(live), rows, 3, heads, HEAD_DIM).unbind(2)
     q = q * torch.rsqrt(q.square().sum(-1, keepdim=True) + NORM_EPS_QK) * HEAD_DIM**-0.5
     k = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + NORM_EPS_QK)
     raw_decay = linear(step[:, :, 4 * width : 4 * width + HEAD_DIM], decay_weight)
@@ -103,20 +104,16 @@ def stock(
     beta = torch.sigmoid(step[:, :, 4 * width + HEAD_DIM : 4 * width + HEAD_DIM + heads].float())
     gate = torch.sigmoid(step[:, :, 3 * width : 4 * width].float())
 
-    keep = live[:, None, None, None]
-    memory = state[slots.long().gather(1, first[:, None])[:, 0].clamp(min=0)]
+    memory = state[own.gather(1, first[:, None])[:, 0]]
     for t in range(rows):
-        memory = memory * decay[:, t, :, None, :]
+        memory.mul_(decay[:, t, :, None, :])
         error = v[:, t] - torch.einsum("rhvk,rhk->rhv", memory, k[:, t])
-        memory = memory + (beta[:, t, :, None] * error)[..., None] * k[:, t, :, None, :]
+        memory.addcmul_((beta[:, t, :, None] * error)[..., None], k[:, t, :, None, :])
         read = torch.einsum("rhvk,rhk->rhv", memory, q[:, t])
         normed = read * torch.rsqrt(read.square().mean(-1, keepdim=True) + eps) * norm_weight
-        gated = normed.flatten(1) * gate[:, t]
-        out[t::rows] = gated.masked_fill(~live[:, None], 0.0).to(torch.bfloat16)
-        target = slots[:, t].clamp(min=0).long()
-        state[target] = torch.where(keep, memory, state[target])
-    renewed = torch.cat((inputs[:, 1:], window[:, rows + 2 :]), dim=1)
-    conv_state[home] = torch.where(live[:, None, None], renewed, window)
+        out[live * rows + t] = (normed.flatten(1) * gate[:, t]).to(torch.bfloat16)
+        state[own[:, t]] = memory
+    conv_state[home, : rows + 2] = inputs[:, 1:]
 
 
 def oracle(

@@ -50,18 +50,17 @@ def stock(
             continue
         pages = block_table[request, : -(-length // PAGE_SIZE)].long()
         keys = cache[pages].flatten(0, 1)[:length].float()
-        scores = torch.einsum("thc,nc->thn", query[mine].float(), keys) * (scale * kv_scale)
-        visible = torch.arange(length, device=query.device)[None, :] <= (
-            length - rows + torch.arange(rows, device=query.device)[:, None]
-        )
-        scores = scores.masked_fill(~visible[:, None, :], -torch.inf)
-        peak = scores.amax(-1, keepdim=True)
-        p = torch.exp(scores - torch.where(peak == -torch.inf, 0.0, peak))
+        scores = (query[mine].flatten(0, 1).float() @ keys.T) * (scale * kv_scale)
+        newest = torch.arange(rows, device=query.device).repeat_interleave(query.shape[1]) + length - rows
+        hidden = torch.arange(length, device=query.device) > newest[:, None]
+        scores.masked_fill_(hidden, -torch.inf)
+        peak = scores.amax(-1)
+        p = torch.exp(scores - peak.masked_fill(peak == -torch.inf, 0.0)[:, None])
         total = p.sum(-1)
-        values = torch.einsum("thn,nc->thc", p.to(torch.bfloat16).float(), keys[:, :KV_LORA])
-        mix = values * (kv_scale / total).unsqueeze(-1)
-        out[mine] = mix.masked_fill((total == 0).unsqueeze(-1), 0.0).to(torch.bfloat16)
-        lse[mine] = peak.squeeze(-1) + total.log()
+        values = p.to(torch.bfloat16).float() @ keys[:, :KV_LORA]
+        mix = (values * (kv_scale / total)[:, None]).masked_fill((total == 0)[:, None], 0.0)
+        out[mine] = mix.view(out[mine].shape).to(torch.bfloat16)
+        lse[mine] = (peak + total.log()).view(lse[mine].shape)
 
 
 def oracle(
