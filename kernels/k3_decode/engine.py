@@ -66,6 +66,8 @@ class Engine:
     ) -> None:
         shapes = ranks[0].shapes
         device = ranks[0].embedding.device
+        if options.is_graph and device.type == "cpu":
+            raise ValueError("is_graph needs a GPU: a CPU has no graphs to capture a step in")
         self._ranks, self._device = tuple(ranks), device
         self._options = options
         self._threads = torch.get_num_threads()

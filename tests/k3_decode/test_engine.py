@@ -184,6 +184,22 @@ def test_a_prompt_that_comes_twice_is_computed_once_and_answers_twice() -> None:
     assert len(target.prefill([PROMPT, PROMPT, PROMPT])[0]) == 3
 
 
+def test_kimi_linear_is_declined_and_answered_by_stock() -> None:
+    log: list[Decision] = []
+    target = engine(
+        EngineOptions(max_requests=1, max_context=64, is_on=True), model="nano_linear", observer=log.append
+    )
+    ids, _ = target.prefill([PROMPT])
+    answer = target.decode(ids, [TEXT[20]])
+    assert (log[-1].path, log[-1].reason) == ("stock", Reason.MODEL_NOT_SUPPORTED)
+    assert float(divergence(oracle_logprobs("nano_linear")[20:21], answer)) < TOKEN_KL_BOUND
+
+
+def test_graphs_are_refused_where_there_are_none() -> None:
+    with pytest.raises(ValueError, match="is_graph needs a GPU"):
+        served(is_graph=True)
+
+
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(ValueError, match="each prompt at least one token"):
         served().prefill([PROMPT, []])
