@@ -100,9 +100,6 @@ def _mix_rows(
         weight_at = ins.byte_address(score_weight) + Int64(column) * (VECTOR * 4)
         weights = ins.load_weight_f32(weight_at) + ins.load_weight_f32(weight_at + 16)
     norms = ins.load_weight(ins.byte_address(norm_weight) + offset)
-    ins.prefetch_line(prefix_at)
-    for i in cutlass.range_constexpr(count):
-        ins.prefetch_line(blocks_at + block_bytes * i)
     cute.arch.griddepcontrol_launch_dependents()
     if cutlass.const_expr(cluster > 1):
         cute.arch.cluster_arrive()

@@ -40,7 +40,6 @@ __all__ = [
     "low_half",
     "mma_bf16",
     "pack_halves",
-    "prefetch_line",
     "shared_load",
     "shared_load_f32",
     "shared_store",
@@ -153,11 +152,6 @@ def load_activation_word_if(address: Int64, is_wanted: Int32) -> Int32:
     """4 bytes that an earlier kernel wrote, 0 in the lanes whose flag is 0."""
     template = "{.reg .pred p; setp.ne.b32 p, $2, 0; mov.b32 $0, 0; @p ld.global.b32 $0, [$1];}"
     return asm(template, "=&r,l,r", [address, is_wanted], [Int32])
-
-
-def prefetch_line(address: Int64) -> None:
-    """Ask for the 128-byte line at `address` to be in L2; reads nothing into the program."""
-    asm("prefetch.global.L2 [$0];", "l", [address])
 
 
 def prefetch_bytes(address: Int64, size: Int32) -> None:
