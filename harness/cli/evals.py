@@ -35,7 +35,8 @@ def list_evals(pack: PackName = "k3_decode", json: JsonOutput = False) -> None:
 
     loaded = load_pack(pack)
     rows: list[dict[str, object]] = [
-        {"name": "drift", "model": loaded.smoke_model, "scorer": "kl-to-oracle/1", "smoke": drift_tokens(False),
+        {"name": "drift", "model": loaded.smoke_model, "scorer": "kl-to-oracle/1",
+         "smoke": drift_tokens(False),
          "full": drift_tokens(True), "unit": "positions"}
     ]  # fmt: skip
     rows += [

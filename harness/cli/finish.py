@@ -50,18 +50,17 @@ def run_checks(plan: Plan, run: RunFolder, repo: Path | None, keep_going: bool) 
 def finish_run(plan: Plan, run: RunFolder, *, as_json: bool, machine: Machine | None = None) -> int:
     """Write bundle and report, print the result, give the exit code."""
     from harness.cli.console import print_json
-    from harness.cli.gate import gate_verdict, judge_of, replan_of, verdict_words
+    from harness.cli.gate import gate_submissions, verdict_words
     from harness.evidence.bundle import write_bundle
-    from harness.evidence.verify import verify
     from harness.pipeline import failed_checks
     from harness.report import write_report
 
     outcomes = {outcome.check: outcome for outcome in run.outcomes()}
     code = 1 if failed_checks(plan, outcomes) else 0
     bundle = write_bundle(run, machine=machine)
-    decision = gate_verdict([bundle], plan.policy)
-    verification = verify(bundle, judge_of(bundle), replan_of())
-    pages = write_report(bundle, bundle.with_name(bundle.name + "-report"), decision, verification)
+    decision, submissions = gate_submissions([bundle], plan.policy)
+    report_folder = bundle.with_name(bundle.name + "-report")
+    pages = write_report(bundle, report_folder, decision, submissions[0].verification)
     verdict = verdict_words(decision)
     if as_json:
         print_json(

@@ -24,7 +24,7 @@ __all__ = ["ChildSampler", "HarnessFault"]
 
 GRACE_S = 120.0
 """Least time that any check gets: imports and first-use compilation fall into the first one."""
-# OMP_NUM_THREADS: steps of small models are short, and a second OpenMP thread spins at every barrier; beside one
+# OMP_NUM_THREADS: steps of small models are short, and a second OpenMP thread spins at barriers; beside one
 # other busy process that made a decode step 20 times slower, and times are compared here.
 PATIENCE = 30.0
 """A check may take this many times its estimate before it counts as hung."""
@@ -116,7 +116,8 @@ class ChildSampler:
         if self._child is None:
             return
         if self._child.poll() is None:
-            self._child.kill()
+            # The child leads a session of its own: compilers that it started end with it.
+            os.killpg(self._child.pid, signal.SIGKILL)
             self._child.wait()
         for pipe in (self._child.stdin, self._child.stdout):
             if pipe is not None:

@@ -110,3 +110,9 @@ def _active_links(nvml: Any, handle: Any) -> int:
 
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
+
+
+if __name__ == "__main__":  # a bare GPU machine has no command line's packages
+    import sys
+
+    sys.stdout.write(read_machine().canonical().decode() + "\n")

@@ -190,7 +190,8 @@ class FakeSession:
         self._observer(
             Decision(
                 step=self._step, phase=phase, requests=len(requests), rows=rows, tokens=tokens,
-                batch_bucket=64, is_graph=False, tp=1, dcp=1, drafts=self._request.drafts, context_min=1, context_max=1,
+                batch_bucket=64, is_graph=False, tp=1, dcp=1,
+                drafts=self._request.drafts, context_min=1, context_max=1,
                 path="optimised" if taken else "stock", reason=reason, layer_paths="o" if taken else "s",
             )
         )  # fmt: skip

@@ -36,7 +36,8 @@ def stage_context(pack: FakePack, folder: Path) -> StageContext:
     request = plan_request(pack)
     return StageContext(
         pack=pack, claim=request.claim, policy=request.policy, zones=ZONES, rules=(), change=CHANGE,
-        machine=MACHINE, tier=Tier.SMOKE, tree=None, cache=folder / "cache", logs=folder / "logs", ledger=folder / "ledger",
+        machine=MACHINE, tier=Tier.SMOKE, tree=None, cache=folder / "cache",
+        logs=folder / "logs", ledger=folder / "ledger",
         progress=lambda _: None,
     )  # fmt: skip
 

@@ -220,7 +220,7 @@ def _worst(samples: Samples, pair: str) -> float | None:
 def _median(samples: Samples, pair: str) -> float | None:
     """Median KL of a pair of arms; None when any position is not finite or there is none.
 
-    The median, because two sound paths of a model with routed experts differ by whole nats at the few positions
+    The median, because two sound paths of a model with routed experts differ by whole nats at few positions
     where rounding turns a near tie of the router; an error of an op moves every position.
     """
     found = samples.table("divergence")

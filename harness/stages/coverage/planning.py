@@ -109,7 +109,8 @@ def _check(
     op: str | None = None,
 ) -> Check:
     parameters: tuple[tuple[str, Scalar], ...] = (
-        ("kind", kind), ("model", request.pack.smoke_model), ("seed", request.seed), ("steps", 6 if cell.batch <= 16 else 3),
+        ("kind", kind), ("model", request.pack.smoke_model), ("seed", request.seed),
+        ("steps", 6 if cell.batch <= 16 else 3),
         ("poison_scale", POISON_SCALE),
         ("implementation", "cpu" if cell.arch == "cpu" else "cute"),
     )  # fmt: skip

@@ -20,7 +20,7 @@ from harness.stages.sweep.judging import judge
 __all__ = ["run", "sample"]
 
 DISTINCT_PROMPTS = 4
-"""Requests of a cell share this many prompts: a step's time depends on lengths and on the tokens' experts, and
+"""Requests of a cell share this many prompts: a step's time depends on lengths and the tokens' experts, and
 every request decodes a token of its own."""
 WARM_STEPS = 3
 """Steps whose median sets the length of the planted delay."""
