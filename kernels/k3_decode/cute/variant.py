@@ -1,7 +1,7 @@
 """What the pack says of one compiled kernel, so that it can be compiled and audited without a GPU.
 
-A variant is one set of compile-time constants of one kernel. Invariant: describing variants imports neither torch
-nor cutlass; only `Variant.compile` does, in a process whose `CUTE_DSL_ARCH` was set before.
+A variant is one set of compile-time constants of one kernel. Invariant: describing variants imports neither
+torch nor cutlass; only `Variant.compile` does, in a process whose `CUTE_DSL_ARCH` was set before.
 """
 
 from collections.abc import Callable
