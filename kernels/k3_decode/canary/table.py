@@ -17,10 +17,14 @@ from k3_decode.canary.sensitivity import (
 __all__ = ["render", "render_thresholds", "smallest_detected"]
 
 
+_SHORT = ("chain_504", "mrcr_512")
+_NOMINAL_ONLY = tuple(s.name for s in SETS if s.is_nominal_only)
+
+
 def render(results: Results) -> str:
     """Markdown: what a fault of its nominal size does to each set, and the smallest size that each measure
     detects."""
-    sets = [s.name for s in SETS if (s.name, "stock") in results]
+    sets = _shown(results)
     lines = [
         "| fault, at its nominal size | "
         + " | ".join(f"{s}: exact, drift" for s in sets)
@@ -30,7 +34,7 @@ def render(results: Results) -> str:
     limits = {s: thresholds(results, s) for s in sets}
     for fault in FAULTS:
         cells = [_cell(results, s, f"{fault.name}/{fault.nominal:g}", limits[s]) for s in sets]
-        found = [_smallest(results, sets, fault, m) for m in MEASURES]
+        found = [_smallest(results, limits, fault, m) for m in MEASURES]
         lines.append(
             f"| `{fault.name}` {fault.nominal:g} {fault.unit} | " + " | ".join([*cells, *found]) + " |"
         )
@@ -53,9 +57,10 @@ def render_thresholds(results: Results) -> str:
     return "\n".join(lines)
 
 
-def smallest_detected(results: Results, set_name: str, fault: Fault, measure: str) -> float | None:
+def smallest_detected(
+    results: Results, set_name: str, fault: Fault, measure: str, limit: dict[str, float]
+) -> float | None:
     """The smallest tried size such that it and all grosser ones are detected; None: not even the grossest."""
-    limit = thresholds(results, set_name)
     found = None
     for size in fault.sizes:
         result = results.get((set_name, f"{fault.name}/{size:g}"))
@@ -81,12 +86,15 @@ def _cell(results: Results, set_name: str, arm: str, limit: dict[str, float]) ->
 
 def _smallest(results: Results, sets: list[str], fault: Fault, measure: str) -> str:
     found = {
-        s: smallest_detected(results, s, fault, measure) for s in sets if s.endswith(("1000", "2048", "8192"))
+        name: smallest_detected(results, name, fault, measure) for name in sets if name not in _NOMINAL_ONLY
     }
-    return (
-        "; ".join(f"{s.split('_')[0]}{s.split('_')[1]}: {x:g}" for s, x in found.items() if x is not None)
-        or "none"
-    )
+    return "; ".join(f"{name}: {size:g}" for name, size in found.items() if size is not None) or "none"
+
+
+def _shown(results: Results) -> list[str]:
+    """Sets that were measured; the short ones only where no longer ones were."""
+    measured = [s.name for s in SETS if (s.name, "stock") in results]
+    return [name for name in measured if name not in _SHORT] or measured
 
 
 def _mark(text: str, is_detected: bool) -> str:

@@ -63,8 +63,10 @@ def test_the_smallest_detected_size_ends_at_the_first_size_that_is_missed() -> N
     fault = BY_NAME["dropped_rank"]
     drifts = {1.0: 0.5, 0.1: 0.2, 0.01: 0.005, 0.001: 0.3}
     arms = [_arm(f"dropped_rank/{size:g}", (True,) * 4, d, 0.0) for size, d in drifts.items()]
-    assert smallest_detected(_results(*arms), "set", fault, "drift") == 0.1
-    assert smallest_detected(_results(*arms), "set", fault, "peak") is None
+    results = _results(*arms)
+    limit = thresholds(results, "set")
+    assert smallest_detected(results, "set", fault, "drift", limit) == 0.1
+    assert smallest_detected(results, "set", fault, "peak", limit) is None
 
 
 @pytest.fixture(scope="module")
