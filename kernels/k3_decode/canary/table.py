@@ -84,9 +84,11 @@ def _cell(results: Results, set_name: str, arm: str, limit: dict[str, float]) ->
     return f"{_mark(f'{-drop:+.2f}' if drop else '0', seen['exact'])}, {_mark(shown, seen['drift'])}"
 
 
-def _smallest(results: Results, sets: list[str], fault: Fault, measure: str) -> str:
+def _smallest(results: Results, limits: dict[str, dict[str, float]], fault: Fault, measure: str) -> str:
     found = {
-        name: smallest_detected(results, name, fault, measure) for name in sets if name not in _NOMINAL_ONLY
+        name: smallest_detected(results, name, fault, measure, limit)
+        for name, limit in limits.items()
+        if name not in _NOMINAL_ONLY
     }
     return "; ".join(f"{name}: {size:g}" for name, size in found.items() if size is not None) or "none"
 
