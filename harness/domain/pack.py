@@ -253,7 +253,7 @@ class Pack(Protocol):
     def bind_optimised(
         self, op: str, implementation: str, args: Mapping[str, Any], launches: Tensor
     ) -> Callable[[], None]:
-        """The optimised op on these arguments, weights laid out as at load time: what is timed and captured."""
+        """The optimised op on these arguments, weights laid out as at load time; timed and captured."""
 
     def launch_index(self, op: str) -> int:
         """Place of an op in the launch counters."""

@@ -101,9 +101,10 @@ class K3DecodePack:
 
     def touched(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Masks of what a call may change of its state."""
-        from k3_decode.touched import touched
+        from k3_decode.ops import OPS as SPECS
 
-        return touched(op, args)
+        masks = SPECS[op].touched
+        return {} if masks is None else masks(dict(args))
 
     def oracle(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """The op's float64 oracle."""

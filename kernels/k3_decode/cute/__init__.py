@@ -1,3 +1,3 @@
-"""CuTe DSL kernels of the fused ops, one module an op; importing the package imports neither torch nor cutlass."""
+"""CuTe DSL kernels of the fused ops, one module an op. Importing it imports neither torch nor cutlass."""
 
 __all__: list[str] = []

@@ -629,6 +629,8 @@ def variants() -> tuple[Variant, ...]:
             parameters=roles,
             source="cute/mla_attend.py",
             is_smoke=not is_fp8,
+            # 384 threads leave 168 registers each; 6 local accesses are what the compiler needs beyond them.
+            expected=(("spill_bytes", 16),),
         )
         for is_fp8 in (False, True)
     )

@@ -399,6 +399,8 @@ def variants() -> tuple[Variant, ...]:
             source="cute/mla_query.py",
             is_smoke=(q_lora, tiles, is_fp8) == (1536, 1, False),
             max_cluster=CLUSTER,
+            # None on sm_90a; on sm_100a and sm_103a 2 local accesses beyond 168 registers of 384 threads.
+            expected=(("spill_bytes", 8),),
         )
         for q_lora, tiles, is_fp8 in forms
     )
