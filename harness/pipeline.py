@@ -8,18 +8,24 @@ exactly this function.
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.domain.check import Check, CheckId, Outcome, Samples, StageName, Status
 from harness.domain.plan import Plan
 from harness.evidence.run_folder import RunFolder
-from harness.executors.local import ChildSampler
+from harness.executors.local import ChildSampler, HarnessFault
 from harness.stages import stage_of
 from harness.worker import Job, serve_command
 
 __all__ = ["Progress", "execute", "failed_checks", "judge_samples", "rejudge"]
 
+SIDE_BY_SIDE = 2
+"""Children at a time, each with one thread: what a machine of two cores carries."""
+SHARES_CORES = frozenset({StageName.KERNELS, StageName.COVERAGE, StageName.EVALS})
+"""Stages whose checks run side by side. Audit compiles with processes of its own; times want quiet."""
 DOES_NOT_BLOCK = frozenset({Status.PASS, Status.SKIPPED})
 """Statuses of a required check after which later stages still run."""
 
@@ -79,27 +85,61 @@ def execute(
     job_file = run.scratch / "job.json"
     job_file.write_bytes(job.canonical())
     blocked_by = _first_blocking(plan, run.outcomes()) if not keep_going else None
-    with (run.scratch / "child.log").open("ab") as log:
-        sampler = ChildSampler(serve_command(job_file), plan.tier, progress.note, log)
-        try:
-            for check in todo:
-                if blocked_by is not None and _stage_index(check) > _stage_index(blocked_by):
-                    outcome, samples = (
-                        _skipped(plan, check, f"{blocked_by.id} did not pass", "--keep-going"),
-                        None,
-                    )
-                elif check.unavailable is not None:
-                    outcome, samples = _skipped(plan, check, check.unavailable, ""), None
-                else:
-                    progress.note(check.id)
-                    samples = run.clean(sampler.sample(check))
-                    outcome = judge_samples(plan, check, samples)
-                run.record(outcome, samples)
-                progress.finish(check, outcome)
-                if blocked_by is None and not keep_going and _blocks(check, outcome):
-                    blocked_by = check
-        finally:
-            sampler.close()
+    with (run.scratch / "child.log").open("ab") as log, ExitStack() as stack:
+        samplers = [
+            stack.enter_context(closing(ChildSampler(serve_command(job_file), plan.tier, progress.note, log)))
+            for _ in range(SIDE_BY_SIDE)
+        ]
+        for stage in StageName:
+            of_stage = [check for check in todo if check.stage is stage]
+            if blocked_by is not None and _stage_index(stage) > _stage_index(blocked_by.stage):
+                for check in of_stage:
+                    skipped = _skipped(plan, check, f"{blocked_by.id} did not pass", "--keep-going")
+                    _record(run, progress, check, skipped, None)
+                continue
+            _run_stage(plan, run, progress, of_stage, samplers if stage in SHARES_CORES else samplers[:1])
+            if blocked_by is None and not keep_going:
+                blocked_by = _first_blocking(plan, run.outcomes())
+
+
+def _run_stage(
+    plan: Plan, run: RunFolder, progress: Progress, checks: Sequence[Check], samplers: Sequence[ChildSampler]
+) -> None:
+    """Sample one stage's checks, as many at a time as there are samplers; judge and record in this thread.
+
+    The first harness fault ends the stage when the checks in flight are done; it is raised then.
+    """
+    for check in checks:
+        if check.unavailable is not None:
+            _record(run, progress, check, _skipped(plan, check, check.unavailable, ""), None)
+    waiting = [check for check in checks if check.unavailable is None]
+    free = list(samplers)
+    running: dict[Future[Samples], tuple[Check, ChildSampler]] = {}
+    fault: HarnessFault | None = None
+    with ThreadPoolExecutor(max_workers=len(samplers)) as pool:
+        while running or (waiting and fault is None):
+            while waiting and free and fault is None:
+                check, sampler = waiting.pop(0), free.pop()
+                progress.note(check.id)
+                running[pool.submit(sampler.sample, check)] = (check, sampler)
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                check, sampler = running.pop(future)
+                free.append(sampler)
+                try:
+                    samples = run.clean(future.result())
+                except HarnessFault as error:
+                    fault = error
+                    continue
+                _record(run, progress, check, judge_samples(plan, check, samples), samples)
+    if fault is not None:
+        raise fault
+
+
+def _record(
+    run: RunFolder, progress: Progress, check: Check, outcome: Outcome, samples: Samples | None
+) -> None:
+    run.record(outcome, samples)
+    progress.finish(check, outcome)
 
 
 def judge_samples(plan: Plan, check: Check, samples: Samples) -> Outcome:
@@ -137,8 +177,8 @@ def failed_checks(plan: Plan, outcomes: Mapping[CheckId, Outcome]) -> tuple[Chec
     )
 
 
-def _stage_index(check: Check) -> int:
-    return list(StageName).index(check.stage)
+def _stage_index(stage: StageName) -> int:
+    return list(StageName).index(stage)
 
 
 def _blocks(check: Check, outcome: Outcome) -> bool:

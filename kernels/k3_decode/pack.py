@@ -32,9 +32,9 @@ SHARED_FILES = (
     "session.py",
 )  # fmt: skip
 """Files whose change touches the evidence of every op."""
-MRCR_LENGTHS = (256, 512, 1024, 2048)
+MRCR_LENGTHS = (256, 512)
 MRCR_LENGTHS_FULL = (256, 512, 1024, 2048, 4096, 8192)
-CHAIN_TOKENS = (500, 600)
+CHAIN_TOKENS = (500,)
 CHAIN_TOKENS_FULL = (500, 1000, 2048, 4000)
 CHAIN_TAIL = 5
 """ANSWER, three digits, END."""
@@ -185,11 +185,11 @@ class K3DecodePack:
 
         return (
             door.EvalTask(
-                name="mrcr_canary", model="canary", smoke_items=16, full_items=192, stop_token=END,
+                name="mrcr_canary", model="canary", smoke_items=8, full_items=192, stop_token=END,
                 min_score=0.85, scorer="exact",
             ),
             door.EvalTask(
-                name="chain_canary", model="canary", smoke_items=16, full_items=96, stop_token=END,
+                name="chain_canary", model="canary", smoke_items=4, full_items=96, stop_token=END,
                 min_score=0.85, scorer="tail", tail_tokens=CHAIN_TAIL,
             ),
         )  # fmt: skip

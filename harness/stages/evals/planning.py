@@ -19,7 +19,7 @@ DEFAULTS: dict[str, float] = {
     "drift_slope_factor": 2.0,
     "margin": 0.03,
     "min_top1_agreement": 0.99,
-    "poison_items": 2,
+    "poison_items": 1,
 }
 """Thresholds where the policy names none. `drift_factor`: the optimised arm's mean KL to the oracle over
 stock's own; `margin`: the loss of score that non-inferiority must exclude."""
