@@ -4,6 +4,7 @@ Pure: samples in, outcome out; answers are scored here, by the harness's scorers
 """
 
 from collections.abc import Mapping, Sequence
+from math import sqrt
 from statistics import fmean
 
 from harness.domain.check import Check, Control, Figure, Finding, Outcome, Samples, Severity, Status
@@ -14,6 +15,7 @@ from harness.stages.evals.scorers import SCORER_IDS, score_tokens
 __all__ = ["judge"]
 
 Rows = Sequence[Mapping[str, Scalar]]
+AGREEMENT_Z = 2.58
 MAX_FLIPPED_SHOWN = 20
 RIGHT = 1.0 - 1e-9
 """Score from which an answer counts as right in the paired comparison."""
@@ -69,10 +71,20 @@ def _drift_verdict(check: Check, stock: Rows, arm: Rows) -> tuple[str, bool]:
     if slope > slope_limit:
         return f"KL grows by {slope:.3g} a token, over {slope_limit:.3g} (stock {stock_slope:.3g})", True
     agreement, stock_agreement = _top1(arm) or 0.0, _top1(stock) or 0.0
-    if agreement < check.number("min_top1_agreement") * stock_agreement:
+    if agreement < check.number("min_top1_agreement") * stock_agreement - _agreement_noise(
+        stock_agreement, len(arm)
+    ):
         return f"top-1 agreement with the oracle {agreement:.1%} (stock {stock_agreement:.1%})", True
     words = f"mean KL to the oracle {arm_mean:.3g} against stock's {stock_mean:.3g} over {len(arm)} positions"
     return words, False
+
+
+def _agreement_noise(agreement: float, positions: int) -> float:
+    """What two samples of agreement over this many positions differ by in 199 of 200 cases (normal, one
+    side).
+    """
+    share = min(max(agreement, 1.0 / positions), 1.0 - 1.0 / positions)
+    return AGREEMENT_Z * sqrt(2.0 * share * (1.0 - share) / positions)
 
 
 def _judge_task(check: Check, samples: Samples) -> Outcome:

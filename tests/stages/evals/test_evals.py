@@ -144,3 +144,10 @@ def _with_threshold(check, name, value):  # type: ignore[no-untyped-def]  # a te
         t.model_copy(update={"value": value}) if t.name == name else t for t in check.thresholds
     )
     return check.model_copy(update={"thresholds": thresholds})
+
+
+def test_one_turned_near_tie_among_many_positions_is_not_drift() -> None:
+    from harness.stages.evals.judging import _agreement_noise
+
+    assert 0.995 * 0.99 - _agreement_noise(0.995, 192) < 0.985
+    assert 0.995 * 0.99 - _agreement_noise(0.995, 20_000) > 0.98
