@@ -17,7 +17,7 @@ validate: $(STAMP)
 	$(BIN)/fasttrack validate --tier smoke --policy smoke --base $(BASE) --head $(HEAD) --out $(OUT)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 check: lint types imports schemas policies test
 

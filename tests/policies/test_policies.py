@@ -32,12 +32,12 @@ def test_every_family_has_rules_and_every_detector_is_used() -> None:
     assert {rule.detector for rule in rules} == set(DETECTORS)
 
 
-def test_smoke_asks_every_stage_for_smoke_evidence_and_drift() -> None:
+def test_smoke_asks_every_stage_for_smoke_evidence_drift_and_the_canary() -> None:
     policy = load_policy_set("smoke").policy
     assert {p.stage: p.tier for p in policy.proofs} == dict.fromkeys(StageName, Tier.SMOKE)
     evals = policy.proof(StageName.EVALS)
     assert evals is not None
-    assert evals.subjects == ("drift",)
+    assert evals.subjects == ("drift", "mrcr_canary", "chain_canary")
 
 
 def test_the_fast_track_wants_real_hardware_where_the_path_runs() -> None:
