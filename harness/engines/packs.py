@@ -6,6 +6,7 @@ is other code.
 """
 
 import hashlib
+import tomllib
 from importlib import metadata
 from pathlib import Path
 from typing import cast
@@ -21,12 +22,12 @@ IGNORED_PARTS = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
 
 def installed_packs() -> tuple[str, ...]:
     """Names of the packs that are installed here, sorted."""
-    return tuple(sorted({entry.name for entry in metadata.entry_points(group=GROUP)}))
+    return tuple(sorted({entry.name for entry in _entries()}))
 
 
 def load_pack(name: str) -> Pack:
     """The pack registered under `name`; raises `InputError` when there is none or it does not load."""
-    entries = [entry for entry in metadata.entry_points(group=GROUP) if entry.name == name]
+    entries = [entry for entry in _entries() if entry.name == name]
     if not entries:
         known = ", ".join(installed_packs()) or "none"
         raise InputError(
@@ -42,6 +43,16 @@ def load_pack(name: str) -> Pack:
             "brings it"
         ) from error
     return cast("Pack", factory())
+
+
+def _entries() -> tuple[metadata.EntryPoint, ...]:
+    """Installed entry points; on a bare machine that only has a checkout on its path, those it declares."""
+    found = tuple(metadata.entry_points(group=GROUP))
+    declared = Path(__file__).resolve().parents[2] / "pyproject.toml"
+    if found or not declared.is_file():
+        return found
+    table = tomllib.loads(declared.read_text(encoding="utf-8"))["project"].get("entry-points", {})
+    return tuple(metadata.EntryPoint(name, value, GROUP) for name, value in table.get(GROUP, {}).items())
 
 
 def source_digest(folder: Path) -> str:

@@ -10,8 +10,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from harness.domain.cell import Arch
 from harness.domain.machine import Gpu, Machine
 
@@ -41,7 +39,7 @@ def read_machine() -> Machine:
         platform=f"{platform.system()}-{platform.machine()}",
         cpu_model=_cpu_model(),
         cpu_count=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        memory_bytes=psutil.virtual_memory().total,
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         gpus=gpus,
         driver=driver,
         nvlinks=links,

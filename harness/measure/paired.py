@@ -10,8 +10,6 @@ from enum import StrEnum
 from math import ceil, sqrt
 from typing import NamedTuple
 
-from scipy import optimize, stats
-
 __all__ = [
     "Pairs",
     "PairedVerdict",
@@ -71,6 +69,8 @@ def tango_interval(pairs: Pairs, alpha: float) -> tuple[float, float]:
     """
     if pairs.n == 0:
         raise ValueError("a paired interval needs at least one item")
+    from scipy import stats  # judging needs scipy; a bare machine that only samples does not
+
     z = float(stats.norm.isf(alpha))
     estimate = pairs.difference
 
@@ -88,6 +88,8 @@ def power_at_margin(n: int, discordance: float, margin: float, alpha: float) -> 
     `discordance` is the share of items on which the arms differ; it is taken as at least one item in 2 n,
     because none seen among n does not mean that there is none.
     """
+    from scipy import stats  # as in `tango_interval`
+
     share = max(discordance, 1.0 / (2 * n))
     spread = sqrt(share / n)
     return float(stats.norm.cdf(margin / spread - stats.norm.isf(alpha)))
@@ -95,6 +97,8 @@ def power_at_margin(n: int, discordance: float, margin: float, alpha: float) -> 
 
 def items_needed(discordance: float, margin: float, alpha: float, power: float) -> int:
     """Items at which `power_at_margin` reaches `power` and the interval can be narrow enough at all."""
+    from scipy import stats  # as in `tango_interval`
+
     z_alpha, z_power = float(stats.norm.isf(alpha)), float(stats.norm.ppf(power))
     by_spread = discordance * ((z_alpha + z_power) / margin) ** 2
     by_score = z_alpha**2 * (1 - margin) / margin
@@ -103,6 +107,8 @@ def items_needed(discordance: float, margin: float, alpha: float, power: float) 
 
 def compare_pairs(pairs: Pairs, margin: float, alpha: float, power: float) -> PairedVerdict:
     """Non-inferiority of the optimised arm by `margin` (a share, such as 0.03)."""
+    from scipy import stats  # as in `tango_interval`
+
     low, high = tango_interval(pairs, alpha)
     discordant = pairs.only_stock + pairs.only_optimised
     p = float(stats.binomtest(pairs.only_stock, discordant).pvalue) if discordant else 1.0
@@ -132,4 +138,6 @@ def _tango_score(pairs: Pairs, delta: float) -> float:
 
 
 def _root(score: Callable[[float, float], float], sign: float, left: float, right: float) -> float:
+    from scipy import optimize  # as in `tango_interval`
+
     return float(optimize.brentq(score, left, right, args=(sign,), xtol=1e-10))
