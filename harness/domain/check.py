@@ -4,6 +4,7 @@ Invariant: an outcome of status `PASS` carries a control that failed as it shoul
 one.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
@@ -16,7 +17,7 @@ from harness.domain.record import Record, Scalar
 __all__ = [
     "Check", "CheckId", "Control", "Figure", "Finding", "Outcome", "SampleTable", "Samples", "Severity",
     "StageName",
-    "Status", "Threshold",
+    "Status", "Threshold", "judged",
 ]  # fmt: skip
 
 CheckId = Annotated[str, Field(pattern=r"^[a-z]+(/[A-Za-z0-9_.:+-]{1,120}){1,4}$")]
@@ -205,3 +206,33 @@ class Samples(Record):
     def table(self, name: str) -> SampleTable | None:
         """A table by name."""
         return next((t for t in self.tables if t.name == name), None)
+
+
+def judged(
+    check: Check,
+    samples: Samples,
+    status: Status,
+    summary: str,
+    next_steps: Mapping[Status, str],
+    control: Control | None,
+    figures: tuple[Figure, ...] = (),
+    findings: tuple[Finding, ...] = (),
+) -> Outcome:
+    """The outcome of a check, in which a PASS whose control did not fail has become NO_EVIDENCE.
+
+    `next_steps` says what to do for every status but PASS; raises `KeyError` where it lacks one.
+    """
+    if status is Status.PASS and (control is None or not control.failed):
+        status = Status.NO_EVIDENCE
+        seen = "there is none" if control is None else control.observed
+        summary = f"{summary}; but the control did not fail ({seen})"
+    return Outcome(
+        check=check.id,
+        status=status,
+        tier=samples.tier,
+        summary=summary,
+        next_step="" if status is Status.PASS else next_steps[status],
+        control=control,
+        figures=figures,
+        findings=findings,
+    )

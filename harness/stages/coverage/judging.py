@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from harness.domain.check import Check, Control, Figure, Finding, Outcome, Samples, Severity, Status
+from harness.domain.check import Check, Control, Figure, Finding, Outcome, Samples, Severity, Status, judged
 from harness.domain.record import Scalar
 
 __all__ = ["judge"]
@@ -55,7 +55,7 @@ def _judge_path(check: Check, samples: Samples) -> Outcome:
     status, words = on.status, on.words
     if status is Status.PASS and _worst(samples, "on") is None:
         status, words = Status.FAIL, "the optimised path gave log-probabilities that are not finite"
-    return _outcome(check, samples, status, words, control, figures)
+    return judged(check, samples, status, words, NEXT_STEPS, control, figures)
 
 
 def _judge_decline(check: Check, samples: Samples) -> Outcome:
@@ -76,15 +76,17 @@ def _judge_decline(check: Check, samples: Samples) -> Outcome:
         _figure("worst_kl_to_stock", worst, "log-probabilities are not finite"),
     )
     if not steps:
-        return _outcome(check, samples, Status.NO_EVIDENCE, "the ledger holds no step", control, figures)
+        return judged(
+            check, samples, Status.NO_EVIDENCE, "the ledger holds no step", NEXT_STEPS, control, figures
+        )
     if taken or launched:
         words = f"{len(taken)} of {len(steps)} steps took the optimised path ({launched} launches)"
-        return _outcome(check, samples, Status.FAIL, words, control, figures)
+        return judged(check, samples, Status.FAIL, words, NEXT_STEPS, control, figures)
     if worst is None or worst > KL_FLOOR:
         words = f"a declined step does not answer as stock does (worst KL {worst})"
-        return _outcome(check, samples, Status.FAIL, words, control, figures)
+        return judged(check, samples, Status.FAIL, words, NEXT_STEPS, control, figures)
     words = f"{len(steps)} steps declined ({', '.join(reasons)}), equal to stock"
-    return _outcome(check, samples, Status.PASS, words, control, figures)
+    return judged(check, samples, Status.PASS, words, NEXT_STEPS, control, figures)
 
 
 def _judge_poison(check: Check, samples: Samples) -> Outcome:
@@ -105,17 +107,17 @@ def _judge_poison(check: Check, samples: Samples) -> Outcome:
     )
     if ran == 0:
         words = f"{check.op} never ran in this model, so this eval says nothing about it"
-        return _outcome(check, samples, Status.NO_EVIDENCE, words, control, figures)
+        return judged(check, samples, Status.NO_EVIDENCE, words, NEXT_STEPS, control, figures)
     if clean is None:
         words = "the optimised path gives log-probabilities that are not finite without any poison"
-        return _outcome(check, samples, Status.FAIL, words, control, figures)
+        return judged(check, samples, Status.FAIL, words, NEXT_STEPS, control, figures)
     if not noticed:
         words = (
             f"poisoning {check.op} moved the median KL only to {_show(poisoned)}: the eval does not cover it"
         )
-        return _outcome(check, samples, Status.NO_EVIDENCE, words, control, figures)
+        return judged(check, samples, Status.NO_EVIDENCE, words, NEXT_STEPS, control, figures)
     words = f"poisoning {check.op} moved the median KL from {_show(clean)} to {_show(poisoned)}"
-    return _outcome(check, samples, Status.PASS, words, control, figures)
+    return judged(check, samples, Status.PASS, words, NEXT_STEPS, control, figures)
 
 
 def _judge_transition(check: Check, samples: Samples) -> Outcome:
@@ -134,12 +136,12 @@ def _judge_transition(check: Check, samples: Samples) -> Outcome:
     )
     if both != {"optimised", "stock"}:
         words = f"the steps took only {', '.join(sorted(both)) or 'no path'}: nothing was switched"
-        return _outcome(check, samples, Status.NO_EVIDENCE, words, control, figures)
+        return judged(check, samples, Status.NO_EVIDENCE, words, NEXT_STEPS, control, figures)
     if switching is None or always is None or switching > limit:
         words = f"switching inside a request moves the median KL to {_show(switching)}, over {limit:.3g}"
-        return _outcome(check, samples, Status.FAIL, words, control, figures)
+        return judged(check, samples, Status.FAIL, words, NEXT_STEPS, control, figures)
     words = f"median KL to stock {_show(switching)} when switching, {_show(always)} when not"
-    return _outcome(check, samples, Status.PASS, words, control, figures)
+    return judged(check, samples, Status.PASS, words, NEXT_STEPS, control, figures)
 
 
 def _judge_state(check: Check, samples: Samples) -> Outcome:
@@ -166,7 +168,7 @@ def _judge_state(check: Check, samples: Samples) -> Outcome:
     words = f"{len(watched)} steps, {watched[0] if watched else 'nothing'}: {len(findings)} undeclared"
     status = Status.FAIL if findings else Status.PASS if watched else Status.NO_EVIDENCE
     figures = (Figure(name="undeclared_changes", value=len(findings)),)
-    return _outcome(check, samples, status, words, control, figures, findings)
+    return judged(check, samples, status, words, NEXT_STEPS, control, figures, findings)
 
 
 def _witness(samples: Samples, arm: str, least_share: float) -> _Witness:
@@ -249,28 +251,3 @@ NEXT_STEPS = {
     Status.FAIL: "read this check's steps table in the report; the first row that disagrees names the step",
     Status.NO_EVIDENCE: "make the optimised path run here; the steps table holds the decline reasons",
 }
-
-
-def _outcome(
-    check: Check,
-    samples: Samples,
-    status: Status,
-    words: str,
-    control: Control,
-    figures: tuple[Figure, ...],
-    findings: tuple[Finding, ...] = (),
-) -> Outcome:
-    """An outcome whose PASS is demoted when its control did not fail."""
-    if status is Status.PASS and not control.failed:
-        status = Status.NO_EVIDENCE
-        words = f"{words}; but the control did not fail ({control.observed})"
-    return Outcome(
-        check=check.id,
-        status=status,
-        tier=samples.tier,
-        summary=words,
-        next_step="" if status is Status.PASS else NEXT_STEPS[status],
-        control=control,
-        figures=figures,
-        findings=findings,
-    )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 from statistics import fmean
 
-from harness.domain.check import Check, Control, Figure, Finding, Outcome, Samples, Severity, Status
+from harness.domain.check import Check, Control, Figure, Finding, Outcome, Samples, Severity, Status, judged
 from harness.domain.record import Scalar
 from harness.measure.paired import Pairs, Verdict, compare_pairs
 from harness.stages.evals.scorers import SCORER_IDS, score_tokens
@@ -47,11 +47,13 @@ def _judge_drift(check: Check, samples: Samples) -> Outcome:
         Figure(name="positions", value=len(by_arm["optimised"])),
     )
     if not by_arm["optimised"] or not by_arm["stock"]:
-        return _outcome(check, samples, Status.NO_EVIDENCE, "no position was compared", control, figures)
+        return judged(
+            check, samples, Status.NO_EVIDENCE, "no position was compared", NEXT_STEPS, control, figures
+        )
     if (low := _low_share(check, share)) is not None:
-        return _outcome(check, samples, Status.NO_EVIDENCE, low, control, figures)
+        return judged(check, samples, Status.NO_EVIDENCE, low, NEXT_STEPS, control, figures)
     status = Status.FAIL if is_bad else Status.PASS
-    return _outcome(check, samples, status, words, control, figures)
+    return judged(check, samples, status, words, NEXT_STEPS, control, figures)
 
 
 def _drift_verdict(check: Check, stock: Rows, arm: Rows) -> tuple[str, bool]:
@@ -94,7 +96,9 @@ def _judge_task(check: Check, samples: Samples) -> Outcome:
     poison = [r for r in rows if r["arm"] == "poison"]
     share = _path_share(samples)
     if not stock or stock.keys() != optimised.keys():
-        return _outcome(check, samples, Status.INVALID, "the arms did not answer the same items", None, ())
+        return judged(
+            check, samples, Status.INVALID, "the arms did not answer the same items", NEXT_STEPS, None, ()
+        )
     pairs = _pairs(stock, optimised)
     found = compare_pairs(pairs, check.number("margin"), check.number("alpha"), check.number("power"))
     control = _poison_control(poison, stock)
@@ -116,7 +120,7 @@ def _judge_task(check: Check, samples: Samples) -> Outcome:
             f"difference at least {found.low:+.3f} (margin {check.number('margin')}), {found.items_needed} "
             "items settle it"
         )
-    return _outcome(check, samples, status, words, control, figures, findings)
+    return judged(check, samples, status, words, NEXT_STEPS, control, figures, findings)
 
 
 def _task_verdict(
@@ -248,28 +252,3 @@ NEXT_STEPS = {
     Status.INCONCLUSIVE: "run more items: `fasttrack run evals --full`",
     Status.INVALID: "run both arms again on the same items",
 }
-
-
-def _outcome(
-    check: Check,
-    samples: Samples,
-    status: Status,
-    words: str,
-    control: Control | None,
-    figures: tuple[Figure, ...],
-    findings: tuple[Finding, ...] = (),
-) -> Outcome:
-    """An outcome whose PASS is demoted when its control did not fail."""
-    if status is Status.PASS and (control is None or not control.failed):
-        status = Status.NO_EVIDENCE
-        words = f"{words}; but the control did not fail"
-    return Outcome(
-        check=check.id,
-        status=status,
-        tier=samples.tier,
-        summary=words,
-        next_step="" if status is Status.PASS else NEXT_STEPS[status],
-        control=control,
-        figures=figures,
-        findings=findings,
-    )

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from harness.domain.check import Check, Control, Figure, Outcome, Samples, Status
+from harness.domain.check import Check, Control, Figure, Outcome, Samples, Status, judged
 from harness.measure.interleaved import Comparison, compare
 
 __all__ = ["judge"]
@@ -15,13 +15,13 @@ def judge(check: Check, samples: Samples) -> Outcome:
     share = _path_share(samples)
     if share is None or share < check.number("min_path_share"):
         words = f"the optimised arm took the optimised path for {share or 0:.1%} of its tokens"
-        return _outcome(check, samples, Status.NO_EVIDENCE, words, None, ())
+        return judged(check, samples, Status.NO_EVIDENCE, words, NEXT_STEPS, None, ())
     try:
         gain, null, slow = (
             compare(times["stock"], times[a], alpha, seed) for a in ("optimised", "null", "slow")
         )
     except ValueError as error:
-        return _outcome(check, samples, Status.INCONCLUSIVE, str(error), None, ())
+        return judged(check, samples, Status.INCONCLUSIVE, str(error), NEXT_STEPS, None, ())
     noise = max(abs(null.low - 1), abs(null.high - 1))
     status, words = _verdict(check, gain, noise)
     slow_status, slow_words = _verdict(check, slow, noise)
@@ -31,7 +31,9 @@ def judge(check: Check, samples: Samples) -> Outcome:
         failed=slow_status is not Status.PASS and slow.high < 1,
         observed=slow_words,
     )
-    return _outcome(check, samples, status, words, control, _figures(check, gain, null, noise, share))
+    return judged(
+        check, samples, status, words, NEXT_STEPS, control, _figures(check, gain, null, noise, share)
+    )
 
 
 def _verdict(check: Check, gain: Comparison, noise: float) -> tuple[Status, str]:
@@ -103,26 +105,3 @@ NEXT_STEPS = {
     Status.NO_EVIDENCE: "make the optimised path run in this cell; coverage names the decline reason",
     Status.INCONCLUSIVE: "run again on a quieter machine, or with more blocks: `fasttrack run sweep --full`",
 }
-
-
-def _outcome(
-    check: Check,
-    samples: Samples,
-    status: Status,
-    words: str,
-    control: Control | None,
-    figures: tuple[Figure, ...],
-) -> Outcome:
-    """An outcome whose PASS is demoted when its control did not fail."""
-    if status is Status.PASS and (control is None or not control.failed):
-        status = Status.NO_EVIDENCE
-        words = f"{words}; but the planted slow-down was not noticed"
-    return Outcome(
-        check=check.id,
-        status=status,
-        tier=samples.tier,
-        summary=words,
-        next_step="" if status is Status.PASS else NEXT_STEPS[status],
-        control=control,
-        figures=figures,
-    )
