@@ -15,6 +15,7 @@ import os
 import sys
 import time
 import traceback
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -144,7 +145,7 @@ def read_samples(path: Path, plan: Plan) -> tuple[WorkerHeader, tuple[Samples, .
             lines = _bounded_lines(source)
             header = WorkerHeader.model_validate_json(next(lines, ""))
             samples = tuple(Samples.model_validate_json(line) for line in lines)
-    except (OSError, EOFError, UnicodeDecodeError, ValidationError) as error:
+    except (OSError, EOFError, zlib.error, ValueError) as error:
         raise EvidenceError(
             f"{path}: not a complete sample file of `fasttrack worker` ({type(error).__name__}: "
             f"{str(error).splitlines()[0]}); copy it again, or run the worker again"

@@ -22,8 +22,8 @@ Feature = Literal[
 class Range(Record):
     """Whole numbers from `min` to `max`, both included."""
 
-    min: int = Field(ge=0)
-    max: int = Field(ge=0)
+    min: int = Field(ge=0, le=2**53 - 1)
+    max: int = Field(ge=0, le=2**53 - 1)
 
     @model_validator(mode="after")
     def _is_not_empty(self) -> Self:

@@ -44,7 +44,7 @@ def _judge_path(check: Check, samples: Samples) -> Outcome:
     control = Control(
         kind="switch_off",
         description="the same work with the switch off",
-        failed=off.status is not Status.PASS,
+        failed=off.status is not Status.PASS and bool(_arm(samples, "steps", "off")),
         observed=off.words,
     )
     figures = (
@@ -93,7 +93,8 @@ def _judge_poison(check: Check, samples: Samples) -> Outcome:
     clean, poisoned = _median(samples, "clean"), _median(samples, "poison")
     ran = sum(int(r["counted"] or 0) for r in _arm(samples, "launches", "poison") if r["op"] == check.op)
     limit = max(KL_FLOOR, check.number("clean_kl_margin") * (clean or 0.0))
-    noticed = clean is not None and (poisoned is None or poisoned > limit)
+    ran_poison = _has_pair(samples, "poison")
+    noticed = ran_poison and clean is not None and (poisoned is None or poisoned > limit)
     control = Control(
         kind="poison",
         description=f"{check.op} made wrong by a visible amount",
@@ -127,7 +128,7 @@ def _judge_transition(check: Check, samples: Samples) -> Outcome:
     control = Control(
         kind="poison",
         description="the same switching with one optimised op made wrong",
-        failed=planted is None or planted > limit,
+        failed=_has_pair(samples, "planted") and (planted is None or planted > limit),
         observed=f"median KL {_show(planted)} (limit {limit:.3g})",
     )
     figures = (
@@ -217,6 +218,12 @@ def _worst(samples: Samples, pair: str) -> float | None:
     if not kls or any(kl is None for kl in kls):
         return None
     return max(float(kl) for kl in kls if kl is not None)
+
+
+def _has_pair(samples: Samples, pair: str) -> bool:
+    """Whether a pair of arms was compared at all: a control without rows is no control."""
+    found = samples.table("divergence")
+    return found is not None and any(row["pair"] == pair for row in found.records())
 
 
 def _median(samples: Samples, pair: str) -> float | None:

@@ -34,7 +34,8 @@ def _judge_drift(check: Check, samples: Samples) -> Outcome:
     words, is_bad = _drift_verdict(check, by_arm["stock"], by_arm["optimised"])
     poison_words, is_noticed = _drift_verdict(check, by_arm["stock"], by_arm["poison"])
     control = Control(
-        kind="poison", description="the pack's first op made wrong on the optimised path", failed=is_noticed,
+        kind="poison", description="the pack's first op made wrong on the optimised path",
+        failed=is_noticed and bool(by_arm["poison"]),
         observed=poison_words,
     )  # fmt: skip
     share = _path_share(samples)
@@ -95,9 +96,15 @@ def _judge_task(check: Check, samples: Samples) -> Outcome:
     optimised = {str(r["item"]): r for r in rows if r["arm"] == "optimised"}
     poison = [r for r in rows if r["arm"] == "poison"]
     share = _path_share(samples)
-    if not stock or stock.keys() != optimised.keys():
+    if _has_doubles(rows) or not stock or stock.keys() != optimised.keys():
         return judged(
-            check, samples, Status.INVALID, "the arms did not answer the same items", NEXT_STEPS, None, ()
+            check,
+            samples,
+            Status.INVALID,
+            "the arms did not answer the same items once",
+            NEXT_STEPS,
+            None,
+            (),
         )
     pairs = _pairs(stock, optimised)
     found = compare_pairs(pairs, check.number("margin"), check.number("alpha"), check.number("power"))
@@ -147,11 +154,16 @@ def _task_verdict(
     return by_verdict[verdict], ""
 
 
+def _has_doubles(rows: Sequence[Mapping[str, Scalar]]) -> bool:
+    answered = [(row["arm"], row["item"]) for row in rows]
+    return len(set(answered)) != len(answered)
+
+
 def _poison_control(
     poison: Sequence[Mapping[str, Scalar]], stock: Mapping[str, Mapping[str, Scalar]]
 ) -> Control:
     right = [r for r in poison if float(r["score"] or 0) >= RIGHT]
-    before = [r for r in poison if float(stock[str(r["item"])]["score"] or 0) >= RIGHT]
+    before = [r for r in poison if float(stock.get(str(r["item"]), {}).get("score") or 0) >= RIGHT]
     return Control(
         kind="poison",
         description="the pack's first op made wrong on the optimised path, on the first items",

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from harness.domain.check import StageName, Status
-from harness.stages.coverage import plan
+from harness.stages.coverage import judge, plan, sample
 from harness.stages.coverage.planning import path_cells
 from tests.fakes.pack import FakePack, Faults
-from tests.fakes.requests import outcome_of, plan_request
+from tests.fakes.requests import outcome_of, plan_request, planned, stage_context
 
 COVERAGE = StageName.COVERAGE
 
@@ -135,3 +135,23 @@ def test_the_ledger_of_each_arm_is_on_disk(tmp_path: Path) -> None:
     names = sorted(path.name for path in (tmp_path / "ledger").iterdir())
     assert [name.rsplit(".", 2)[-2] for name in names] == ["off", "on"]
     assert FakePack().decline_reasons()[0] == "prefill"
+
+
+@pytest.mark.parametrize(
+    ("part", "table", "arm"),
+    [
+        ("path/cpu.tp1.dcp1.b1.", "steps", "off"),
+        ("transition/", "divergence", "planted"),
+        ("poison/mix", "divergence", "poison"),
+    ],
+)
+def test_a_control_without_rows_is_no_control(part: str, table: str, arm: str, tmp_path: Path) -> None:
+    pack = FakePack()
+    check = planned(COVERAGE, part, pack)
+    samples = sample(check, stage_context(pack, tmp_path))
+    cut = tuple(
+        t.model_copy(update={"rows": tuple(r for r in t.rows if r[0] != arm)}) if t.name == table else t
+        for t in samples.tables
+    )
+    assert judge(check, samples).status is Status.PASS
+    assert judge(check, samples.model_copy(update={"tables": cut})).status is Status.NO_EVIDENCE

@@ -151,3 +151,16 @@ def test_one_turned_near_tie_among_many_positions_is_not_drift() -> None:
 
     assert 0.995 * 0.99 - _agreement_noise(0.995, 192) < 0.985
     assert 0.995 * 0.99 - _agreement_noise(0.995, 20_000) > 0.98
+
+
+def test_an_item_answered_twice_in_one_arm_is_invalid(tmp_path: Path) -> None:
+    from harness.stages.evals import sample
+
+    pack = FakePack()
+    check = planned(EVALS, "copy", pack)
+    samples = sample(check, stage_context(pack, tmp_path))
+    table = samples.table("items")
+    assert table is not None
+    doubled = table.model_copy(update={"rows": (*table.rows, table.rows[0])})
+    broken = samples.model_copy(update={"tables": (doubled, *samples.tables[1:])})
+    assert judge(check, broken).status is Status.INVALID
