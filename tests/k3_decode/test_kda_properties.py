@@ -23,8 +23,8 @@ RANK = NANO.rank(2)
 """One head: what the properties need, at the least cost."""
 WIDTH = RANK.channels
 TOLERANCE = 1e-3
-"""Relative, of fp32 states over a few tokens. The decay's low-rank product is rounded to bf16, and a product over
-other row counts adds in another order, so that a logit may move by one unit in its last place: 5e-5 was seen."""
+"""Relative, of fp32 states over a few tokens. The decay's low-rank product is rounded to bf16, and a product
+over other row counts adds in another order: a logit may move by a unit in its last place, 5e-5 was seen."""
 
 
 def run_oracle(args: Args) -> Args:
