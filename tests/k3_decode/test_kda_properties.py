@@ -22,9 +22,11 @@ SPEC = OPS["kda_step"]
 RANK = NANO.rank(2)
 """One head: what the properties need, at the least cost."""
 WIDTH = RANK.channels
-TOLERANCE = 1e-3
-"""Relative, of fp32 states over a few tokens. The decay's low-rank product is rounded to bf16, and a product
-over other row counts adds in another order: a logit may move by a unit in its last place, 5e-5 was seen."""
+TOLERANCE = 2e-6
+"""Relative, of fp32 states over a few tokens, against another order of the same sums."""
+STOCK_TOLERANCE = 2e-4
+"""Stock rounds the decay's low-rank product to bf16, and a product over other row counts adds in another
+order: a logit may move by a unit in its last place, which moved a state by 5e-5."""
 
 
 def run_oracle(args: Args) -> Args:
@@ -47,6 +49,10 @@ def run_cpu(args: Args) -> Args:
 PATHS = {"oracle": run_oracle, "stock": run_stock, "cpu": run_cpu}
 every_path = pytest.mark.parametrize("path", PATHS.values(), ids=PATHS.keys())
 Path = Callable[[Args], Args]
+
+
+def tolerance_of(path: Path) -> float:
+    return STOCK_TOLERANCE if path is run_stock else TOLERANCE
 
 
 def arguments(seed: int, requests: int, rows: int = 1, regime: str = "gaussian") -> Args:
@@ -100,7 +106,7 @@ def test_splitting_a_sequence_anywhere_gives_the_same_state(path: Path, seed: in
     outs, whole = steps(lambda a: path({**a, "state": tensor(a["state"]).float()}), single, packed)
 
     end, home = slots[0, 8 - split - 1], slots[0, 0]
-    assert deviation(tensor(second["state"])[end], tensor(whole["state"])[home].double()) < TOLERANCE
+    assert deviation(tensor(second["state"])[end], tensor(whole["state"])[home].double()) < tolerance_of(path)
     newest = tensor(second["conv_state"])[home, 7 - split : 10 - split]
     assert same_bits(newest, tensor(whole["conv_state"])[home, :3])
     parts = torch.cat((tensor(first["out"]).double(), tensor(second["out"]).double()))
@@ -205,7 +211,7 @@ def test_rolled_back_drafts_leave_the_state_of_never_having_drafted(
     outs, alone = steps(never, single, torch.cat((packed[:kept], following)))
     end, home = slots[0, drafted - 1], slots[0, 0]
     assert deviation(tensor(after["out"]).double(), outs[kept:]) < 2.0**-7
-    assert deviation(tensor(after["state"])[end], tensor(alone["state"])[home].double()) < TOLERANCE
+    assert deviation(tensor(after["state"])[end], tensor(alone["state"])[home].double()) < tolerance_of(path)
     assert same_bits(
         tensor(after["conv_state"])[home, drafted - 1 : drafted + 2], tensor(alone["conv_state"])[home, :3]
     )
