@@ -15,7 +15,7 @@ from harness.domain.change import Change, Sha
 from harness.domain.check import CheckId, Finding
 from harness.domain.machine import Machine, Tier
 from harness.domain.plan import Plan
-from harness.domain.record import Digest, Record
+from harness.domain.record import Digest, Record, Whole
 
 __all__ = [
     "BUNDLE_SCHEMA", "VOLATILE_FIELDS", "BundleState", "ChangeReference", "Environment", "FileEntry",
@@ -38,7 +38,7 @@ class FileEntry(Record):
     path: BundlePath
     """Relative to the bundle's root, with forward slashes."""
     sha256: Digest
-    size: int = Field(ge=0)
+    size: Whole = Field(ge=0)
     """In bytes."""
 
 
@@ -46,7 +46,7 @@ class ChangeReference(Record):
     """Which change the evidence is about; the plan holds the whole of it."""
 
     repository: str
-    pr: int | None
+    pr: Whole | None
     base: Sha
     head: Sha
     is_dirty: bool
@@ -155,9 +155,9 @@ class Problem(Record):
 class VerificationStep(Record):
     """One numbered step of verifying."""
 
-    number: int
+    number: Whole
     name: str
-    looked_at: int
+    looked_at: Whole
     """Files, outcomes or samples that the step examined."""
     problems: tuple[Problem, ...] = ()
     """What is wrong: each makes the bundle broken."""

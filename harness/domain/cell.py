@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from harness.domain.record import Record
+from harness.domain.record import Record, Whole
 
 __all__ = ["Arch", "Cell", "Dtype", "Phase"]
 
@@ -18,12 +18,12 @@ class Cell(Record):
     """(arch, tp, dcp, batch, context, drafts, dtype, phase). `batch` counts requests."""
 
     arch: Arch = "cpu"
-    tp: int = Field(default=1, ge=1)
-    dcp: int = Field(default=1, ge=1)
-    batch: int = Field(default=1, ge=1)
-    context: int = Field(default=64, ge=1)
+    tp: Whole = Field(default=1, ge=1)
+    dcp: Whole = Field(default=1, ge=1)
+    batch: Whole = Field(default=1, ge=1)
+    context: Whole = Field(default=64, ge=1)
     """Tokens in each request's KV cache, the step's own rows included."""
-    drafts: int = Field(default=0, ge=0)
+    drafts: Whole = Field(default=0, ge=0)
     kv_dtype: Dtype = "bf16"
     phase: Phase = "decode"
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import Field
 
-from harness.domain.record import Record
+from harness.domain.record import Record, Whole
 
 __all__ = ["Change", "ChangedFile", "FileKind", "Hunk", "Sha", "SourceTree"]
 
@@ -28,11 +28,11 @@ class FileKind(StrEnum):
 class Hunk(Record):
     """Lines of one hunk, numbered from 1; text without the final newline."""
 
-    base_start: int
-    head_start: int
-    removed: tuple[tuple[int, str], ...]
+    base_start: Whole
+    head_start: Whole
+    removed: tuple[tuple[Whole, str], ...]
     """(line at base, text)."""
-    added: tuple[tuple[int, str], ...]
+    added: tuple[tuple[Whole, str], ...]
     """(line at head, text)."""
 
 
@@ -47,8 +47,8 @@ class ChangedFile(Record):
     kind: FileKind
     old_mode: str | None = None
     new_mode: str | None = None
-    added_lines: int = 0
-    removed_lines: int = 0
+    added_lines: Whole = 0
+    removed_lines: Whole = 0
     hunks: tuple[Hunk, ...] = ()
     """Empty for anything but text."""
 
@@ -58,7 +58,7 @@ class Change(Record):
 
     repository: str
     """Remote URL without credentials, or the folder's name where there is no remote."""
-    pr: int | None = None
+    pr: Whole | None = None
     base: Sha
     head: Sha
     is_dirty: bool = False

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from harness.domain.cell import Cell
 from harness.domain.machine import Tier
-from harness.domain.record import Record, Scalar
+from harness.domain.record import Number, Record, Scalar, Setting, Whole
 
 __all__ = [
     "Check", "CheckId", "Control", "Figure", "Finding", "Outcome", "SampleTable", "Samples", "Severity",
@@ -62,7 +62,7 @@ class Threshold(Record):
     """A limit that the policy sets, resolved at plan time so that judging needs nothing but the check."""
 
     name: str
-    value: float | int | str | bool
+    value: Setting
 
 
 class Check(Record):
@@ -108,7 +108,7 @@ class Figure(Record):
 
     name: str
     """Unit in the name: `latency_us`, `relative_l2`, `path_share`."""
-    value: float | int | None
+    value: Number | None
     missing: str | None = None
     low: float | None = None
     """Interval, where there is one."""
@@ -129,7 +129,7 @@ class Finding(Record):
     severity: Severity
     message: str
     path: str | None = None
-    line: int | None = None
+    line: Whole | None = None
     excerpt: str = Field(default="", max_length=400)
     remedy: str = ""
     waived: str | None = None

@@ -9,7 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from harness.domain.cell import Arch, Cell, Dtype, Phase
-from harness.domain.record import Name, Record
+from harness.domain.record import Name, Positive, Record, Whole
 
 __all__ = ["Architecture", "Claim", "Envelope", "Feature", "Range", "SpeedPromise", "Switch"]
 
@@ -22,8 +22,8 @@ Feature = Literal[
 class Range(Record):
     """Whole numbers from `min` to `max`, both included."""
 
-    min: int = Field(ge=0, le=2**53 - 1)
-    max: int = Field(ge=0, le=2**53 - 1)
+    min: Whole = Field(ge=0)
+    max: Whole = Field(ge=0)
 
     @model_validator(mode="after")
     def _is_not_empty(self) -> Self:
@@ -50,17 +50,17 @@ class Envelope(Record):
     """
 
     architectures: tuple[Architecture, ...] = Field(min_length=1)
-    tp: tuple[int, ...] = Field(min_length=1)
-    dcp: tuple[int, ...] = Field(min_length=1)
+    tp: tuple[Positive, ...] = Field(min_length=1)
+    dcp: tuple[Positive, ...] = Field(min_length=1)
     batch: Range
     """Requests in a step."""
-    batch_buckets: tuple[int, ...] = Field(min_length=1)
+    batch_buckets: tuple[Positive, ...] = Field(min_length=1)
     """Upper edges of the dispatcher's batch buckets, rising; the last is `batch.max`."""
     context: Range
     drafts: Range
     kv_dtypes: tuple[Dtype, ...] = Field(min_length=1)
     phases: tuple[Phase, ...] = Field(min_length=1)
-    max_rows_per_step: int = Field(ge=1)
+    max_rows_per_step: Whole = Field(ge=1)
     """Joint limit: requests x (drafts + 1)."""
 
     @model_validator(mode="after")
@@ -127,9 +127,9 @@ class SpeedPromise(Record):
     level: Literal["op", "layer", "step"]
     subject: str
     """What is timed: an op's name, `kda_moe`, `mla_moe`, or `decode_step`."""
-    tp: int
-    batch: int
-    context: int
+    tp: Positive
+    batch: Positive
+    context: Positive
     ratio: float = Field(gt=0)
     """Stock time over optimised time, at least."""
     conditions: str

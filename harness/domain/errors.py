@@ -3,7 +3,7 @@
 A traceback means a fault of our own. Each type has the exit code that the command line gives for it.
 """
 
-__all__ = ["DeviceMissing", "EvidenceError", "FasttrackError", "InputError"]
+__all__ = ["DeviceMissing", "EvidenceError", "FasttrackError", "InputError", "ServiceError"]
 
 
 class FasttrackError(Exception):
@@ -22,3 +22,7 @@ class DeviceMissing(FasttrackError):
 
 class EvidenceError(FasttrackError):
     """A bundle or sample file does not verify, is incomplete, or belongs to another plan."""
+
+
+class ServiceError(FasttrackError):
+    """A service that was asked, such as GitHub, refused, did not answer, or answered with nonsense."""

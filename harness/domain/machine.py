@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 from harness.domain.cell import Arch
-from harness.domain.record import Record
+from harness.domain.record import Record, Whole
 
 __all__ = ["Gpu", "Machine", "Tier"]
 
@@ -28,8 +28,8 @@ class Gpu(Record):
     name: str
     arch: Arch | None
     """None where no claim can name it."""
-    memory_bytes: int
-    sm_count: int | None = None
+    memory_bytes: Whole
+    sm_count: Whole | None = None
 
 
 class Machine(Record):
@@ -38,11 +38,11 @@ class Machine(Record):
     platform: str
     """Kernel and processor architecture, such as `Linux-x86_64`."""
     cpu_model: str
-    cpu_count: int
-    memory_bytes: int
+    cpu_count: Whole
+    memory_bytes: Whole
     gpus: tuple[Gpu, ...] = ()
     driver: str | None = None
-    nvlinks: int | None = None
+    nvlinks: Whole | None = None
     """NVLinks between the GPUs; None where it was not read."""
     python: str
     libraries: tuple[tuple[str, str], ...] = ()

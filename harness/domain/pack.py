@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from harness.domain.cell import Cell
-from harness.domain.record import Record
+from harness.domain.record import Record, Whole
 
 __all__ = [
     "Arm", "Decision", "EvalItem", "EvalTask", "Generation", "KernelVariant", "OpContract", "OpParameter",
@@ -26,20 +26,20 @@ Arm = Literal["stock", "optimised"]
 class Decision(Record):
     """What the dispatcher decided for one step. The ledger is a sequence of these."""
 
-    step: int
+    step: Whole
     phase: str
-    requests: int
-    rows: int
+    requests: Whole
+    rows: Whole
     """Rows per request in the step (prompt tokens in a prefill)."""
-    tokens: int
-    batch_bucket: int | None
+    tokens: Whole
+    batch_bucket: Whole | None
     """Upper edge of the bucket, None outside the envelope."""
     is_graph: bool
-    tp: int
-    dcp: int
-    drafts: int
-    context_min: int
-    context_max: int
+    tp: Whole
+    dcp: Whole
+    drafts: Whole
+    context_min: Whole
+    context_max: Whole
     path: Arm
     reason: str
     """`taken`, or the reason code of a decline."""
@@ -54,7 +54,7 @@ class OpParameter(Record):
     name: str
     role: Literal["weight", "activation", "index", "state", "output", "workspace", "scalar"]
     is_exact: bool = False
-    token_axis: int | None = 0
+    token_axis: Whole | None = 0
 
 
 class OpContract(Record):
@@ -81,8 +81,8 @@ class KernelVariant(Record):
     source: str
     """Repository path of the kernel's module."""
     is_smoke: bool
-    max_cluster: int = 1
-    expected: tuple[tuple[str, int], ...] = ()
+    max_cluster: Whole = 1
+    expected: tuple[tuple[str, Whole], ...] = ()
 
 
 class SessionRequest(Record):
@@ -92,12 +92,12 @@ class SessionRequest(Record):
     """A preset of the pack, such as `nano` or `canary`."""
     arm: Arm
     implementation: Literal["cpu", "cute"] = "cpu"
-    tp: int = 1
-    max_requests: int
-    max_context: int
-    drafts: int = 0
+    tp: Whole = 1
+    max_requests: Whole
+    max_context: Whole
+    drafts: Whole = 0
     kv_dtype: Literal["bf16", "fp8"] = "bf16"
-    seed: int = 0
+    seed: Whole = 0
     """Of synthetic weights, where the model has no trained ones."""
     is_graph: bool = False
     poisoned_op: str | None = None
@@ -160,13 +160,13 @@ class EvalItem(Record):
     """One question of an embedded task, already in tokens."""
 
     id: str
-    prompt: tuple[int, ...]
-    target: tuple[int, ...]
+    prompt: tuple[Whole, ...]
+    target: tuple[Whole, ...]
     """Expected tokens, stop token included."""
-    max_tokens: int
-    context: int
+    max_tokens: Whole
+    context: Whole
     """Tokens of prompt and target together."""
-    prefix_tokens: int = 0
+    prefix_tokens: Whole = 0
     """For the `mrcr` scorer: how many tokens of the target the answer must start with, and which are then
     removed.
     """
@@ -176,7 +176,7 @@ class Generation(Record):
     """What a model answered to one item."""
 
     item: str
-    tokens: tuple[int, ...]
+    tokens: tuple[Whole, ...]
     finish: Literal["stop", "length", "error"]
 
 
@@ -187,14 +187,14 @@ class EvalTask(Record):
     """Such as `mrcr_canary`."""
     model: str
     """Preset that answers it."""
-    smoke_items: int
-    full_items: int
-    stop_token: int
+    smoke_items: Whole
+    full_items: Whole
+    stop_token: Whole
     scorer: Literal["exact", "mrcr", "tail"]
     """The harness's own scorer: whole answer, the official MRCR rule on tokens, or the target's last tokens
     alone.
     """
-    tail_tokens: int = 0
+    tail_tokens: Whole = 0
     min_score: float
     """Stock must reach it, or the eval proves nothing."""
 

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from harness.domain.check import Severity, StageName
 from harness.domain.machine import Tier
-from harness.domain.record import Name, Record
+from harness.domain.record import Name, Record, Setting, Whole
 
 __all__ = ["AcceptanceRule", "Example", "Policy", "Proof", "Rule", "Statistics", "Waiver", "Zone", "ZoneMap"]
 
@@ -51,7 +51,7 @@ class Example(Record):
     mode: Literal["100644", "100755", "120000", "160000", "000000"] = "100644"
     """Git's mode at head: plain, executable, symlink (`after` is its target), submodule, deleted."""
     matches: bool
-    line: int | None = None
+    line: Whole | None = None
 
 
 class Rule(Record):
@@ -100,7 +100,7 @@ class Proof(Record):
     """Weakest tier whose evidence counts."""
     subjects: tuple[str, ...] = ()
     """Evals, sweeps or ops by name; empty: all that the claim derives."""
-    thresholds: tuple[tuple[str, float | int | str | bool], ...] = ()
+    thresholds: tuple[tuple[str, Setting], ...] = ()
     """Overrides of the stage's thresholds by name."""
 
 
@@ -141,8 +141,8 @@ class Policy(Record):
     acceptance: AcceptanceRule = AcceptanceRule()
     statistics: Statistics = Statistics()
     min_path_share: float = Field(default=0.95, ge=0, le=1)
-    max_changed_files: int = Field(default=5000, ge=1)
-    max_diff_bytes: int = Field(default=64 * 2**20, ge=1)
+    max_changed_files: Whole = Field(default=5000, ge=1)
+    max_diff_bytes: Whole = Field(default=64 * 2**20, ge=1)
     is_dirty_allowed: bool = False
     signers: tuple[str, ...] = ()
     """Public keys (Ed25519, hex) whose bundles count; empty: unsigned bundles count and are shown as such."""

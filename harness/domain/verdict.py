@@ -15,7 +15,7 @@ from harness.domain.cell import Arch
 from harness.domain.change import Sha
 from harness.domain.check import CheckId, StageName, Status
 from harness.domain.machine import Tier
-from harness.domain.record import Digest, Record
+from harness.domain.record import Digest, Record, Whole
 
 __all__ = [
     "Answer",
@@ -66,13 +66,13 @@ class ProofRow(Record):
     required_tier: Tier
     found_tier: Tier | None
     """Weakest tier among the passed checks; None where nothing passed."""
-    checks: int = Field(ge=0)
+    checks: Whole = Field(ge=0)
     """Required checks that the bundles planned for it."""
-    statuses: tuple[tuple[Status, int], ...]
+    statuses: tuple[tuple[Status, Whole], ...]
     """How many of them gave what, by the strongest evidence of each."""
-    stale: int = Field(ge=0)
+    stale: Whole = Field(ge=0)
     """Checks whose evidence the new head invalidates."""
-    controls: int = Field(ge=0)
+    controls: Whole = Field(ge=0)
     """Checks whose control failed as it should."""
     is_met: bool
     why: str = ""
@@ -128,7 +128,7 @@ class WaiverUse(Record):
     owner: str
     reason: str
     expires: date
-    findings: int = Field(ge=0)
+    findings: Whole = Field(ge=0)
     is_expired: bool
 
 
@@ -137,11 +137,11 @@ class Verdict(Record):
 
     schema_version: Literal[1] = 1
     answer: Answer
-    exit_code: int
+    exit_code: Whole
     policy: str
     claim: str | None
     repository: str | None
-    pr: int | None
+    pr: Whole | None
     head: Sha | None
     """Head that was judged."""
     reasons: tuple[str, ...]

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from harness.domain.check import Finding, Samples, SampleTable, Severity
 from harness.domain.errors import EvidenceError
 from harness.domain.machine import Tier
+from harness.domain.record import MAX_WHOLE
 from harness.evidence.names import samples_folder
 from harness.evidence.samples import has_samples, read_samples, write_samples
 
 CHECK = "kernels/kda_step/cpu"
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
-SCALAR = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT
+WHOLE = st.integers(-MAX_WHOLE, MAX_WHOLE)
+SCALAR = st.none() | st.booleans() | WHOLE | st.floats(allow_nan=False, allow_infinity=False) | TEXT
 
 
 def _samples(*tables: SampleTable, **fields: Any) -> Samples:
@@ -33,7 +35,7 @@ def _types(samples: Samples) -> list[list[type]]:
 
 
 def test_every_value_comes_back_with_its_type(tmp_path: Path) -> None:
-    rows = ((1, 1.0), (2**70, True), (None, None), (-3, "1"), (0, 0.1))
+    rows = ((1, 1.0), (2**53 - 1, True), (None, None), (-3, "1"), (0, 0.1))
     samples = _samples(
         _table(rows),
         SampleTable(name="empty", columns=("q",), rows=()),
