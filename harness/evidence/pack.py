@@ -10,7 +10,7 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -23,7 +23,7 @@ from harness.evidence.names import ATTESTATION, MANIFEST, check_path, colliding_
 from harness.evidence.reader import open_bundle
 from harness.evidence.strict_json import open_regular
 
-__all__ = ["bundle_folder", "pack_bundle", "unpack_bundle"]
+__all__ = ["bundle_folder", "pack_bundle", "read_packed", "unpack_bundle"]
 
 LEVEL = 10
 BLOCK = 512
@@ -76,6 +76,34 @@ def unpack_bundle(archive: Path, destination: Path, max_bytes: int = MAX_UNPACKE
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return destination
+
+
+def read_packed(archive: Path, names: Mapping[str, int]) -> dict[str, bytes]:
+    """Some files of a packed bundle, by name, each of at most as many bytes as `names` says; what the archive
+    lacks is left out. Reads no further than the last of them and writes nothing; raises `EvidenceError`.
+    """
+    found: dict[str, bytes] = {}
+    try:
+        with archive.open("rb") as raw:
+            left = max(FREE_BYTES, MAX_RATIO * archive.stat().st_size)
+            decompressor = zstandard.ZstdDecompressor(max_window_size=2**27)
+            with decompressor.stream_reader(raw, read_across_frames=False, closefd=False) as source:
+                while len(found) < len(names) and (entry := _read_header(source)) is not None:
+                    left -= entry.size + BLOCK
+                    if left < 0 or entry.size > names.get(entry.name, MAX_UNPACKED_BYTES):
+                        raise EvidenceError(f"entry {entry.name[:80]!r} is over the size limit")
+                    if entry.name in found:
+                        raise EvidenceError(f"holds {entry.name!r} twice")
+                    if entry.name in names:
+                        found[entry.name] = _read_exactly(source, entry.size)
+                    else:
+                        _skip(source, entry.size)
+                    _read_exactly(source, -entry.size % BLOCK)
+    except (zstandard.ZstdError, tarfile.HeaderError, OSError, ValueError) as error:
+        raise EvidenceError(f"{archive}: is no packed bundle: {error}") from error
+    except EvidenceError as error:
+        raise EvidenceError(f"{archive}: {error}") from error
+    return found
 
 
 @contextmanager
@@ -142,6 +170,11 @@ def _extract(source: BinaryIO, entry: tarfile.TarInfo, folder: Path) -> None:
             file.write(chunk)
             left -= len(chunk)
     _read_exactly(source, -entry.size % BLOCK)
+
+
+def _skip(source: BinaryIO, size: int) -> None:
+    while size:
+        size -= len(_read_exactly(source, min(size, CHUNK)))
 
 
 def _read_exactly(source: BinaryIO, size: int) -> bytes:

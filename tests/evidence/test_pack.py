@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from harness.domain.bundle import BundleState
 from harness.domain.errors import EvidenceError, InputError
-from harness.evidence.pack import bundle_folder, pack_bundle, unpack_bundle
+from harness.evidence.pack import bundle_folder, pack_bundle, read_packed, unpack_bundle
 from harness.evidence.verify import verify
 from tests.evidence.example_judge import judge
 from tests.evidence.example_run import example_plan, only, write_example
@@ -175,3 +175,31 @@ def test_a_packed_bundle_is_opened_for_a_while_and_removed(bundle: Path, tmp_pat
         assert folder == bundle
     with pytest.raises(InputError, match="no bundle here"), bundle_folder(tmp_path / "nothing"):
         pass
+
+
+def test_some_files_are_read_out_of_a_packed_bundle_without_unpacking_it(
+    bundle: Path, tmp_path: Path
+) -> None:
+    archive = pack_bundle(bundle, tmp_path / "b.tar.zst")
+    read = read_packed(archive, {"manifest.json": 2**20, "outcomes.jsonl": 2**20, "attestation.json": 9})
+    assert read == {name: (bundle / name).read_bytes() for name in ("manifest.json", "outcomes.jsonl")}
+    assert [p.name for p in tmp_path.iterdir()] == ["b.tar.zst"]
+
+
+def test_a_file_over_its_limit_or_twice_in_the_archive_is_not_read(tmp_path: Path) -> None:
+    archive = _archive(tmp_path / "b.tar.zst", [_entry("plan.json", b"12345")])
+    with pytest.raises(EvidenceError, match=r"'plan.json' is over the size limit"):
+        read_packed(archive, {"plan.json": 4})
+    twice = _archive(tmp_path / "t.tar.zst", [_entry("plan.json", b"1"), _entry("plan.json", b"2")])
+    with pytest.raises(EvidenceError, match="holds 'plan.json' twice"):
+        read_packed(twice, {"plan.json": 4, "manifest.json": 4})
+
+
+@pytest.mark.parametrize(("change", "word"), [(_cut, "cut off"), (lambda content: content[:9], "cut off")])
+def test_a_damaged_archive_is_not_read(
+    bundle: Path, tmp_path: Path, change: Callable[[bytes], bytes], word: str
+) -> None:
+    archive = pack_bundle(bundle, tmp_path / "b.tar.zst")
+    archive.write_bytes(change(archive.read_bytes()))
+    with pytest.raises(EvidenceError, match=word):
+        read_packed(archive, {"no_such_file.json": 9})
