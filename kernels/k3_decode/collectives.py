@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import distributed
 
-__all__ = ["Collective", "Exchange", "gather", "reduce", "run_distributed", "run_ranks"]
+__all__ = ["Collective", "Exchange", "gather", "reduce", "run_alone", "run_distributed", "run_ranks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,8 @@ class Collective:
     kind: Literal["reduce", "gather"]
     """`reduce`: sum over ranks; `gather`: parts side by side along the last axis."""
     part: torch.Tensor
+    whole: torch.Tensor | None = None
+    """Of a gather whose part already lies in place among all ranks' parts: the buffer that holds them."""
 
 
 Exchange = Generator[Collective, torch.Tensor, torch.Tensor]
@@ -36,11 +38,11 @@ def reduce(part: torch.Tensor, tp: int) -> Exchange:
     return (yield Collective("reduce", part))
 
 
-def gather(part: torch.Tensor, tp: int) -> Exchange:
-    """All ranks' parts side by side."""
+def gather(part: torch.Tensor, tp: int, whole: torch.Tensor | None = None) -> Exchange:
+    """All ranks' parts side by side; `whole` is the buffer in which the part lies in place, if there is."""
     if tp == 1:
         return part
-    return (yield Collective("gather", part))
+    return (yield Collective("gather", part, whole))
 
 
 def run_ranks(exchanges: Sequence[Exchange]) -> list[torch.Tensor]:
@@ -62,6 +64,22 @@ def run_ranks(exchanges: Sequence[Exchange]) -> list[torch.Tensor]:
         if results or len({part.kind for part in parts}) != 1:
             raise RuntimeError("ranks do not meet: some have finished, or they ask for unlike collectives")
         answers = [_combined(parts)] * len(exchanges)
+
+
+def run_alone(exchange: Exchange) -> torch.Tensor:
+    """Runs one rank without its peers, for a slice of a model.
+
+    A reduction gives the rank's own part, and a gather the buffer as it is, where the peers' parts are what
+    was last put there.
+    """
+    answer: torch.Tensor | None = None
+    while True:
+        try:
+            mine = next(exchange) if answer is None else exchange.send(answer)
+        except StopIteration as end:
+            result: torch.Tensor = end.value
+            return result
+        answer = mine.part if mine.whole is None else mine.whole
 
 
 def run_distributed(exchange: Exchange) -> torch.Tensor:

@@ -35,6 +35,9 @@ class FusedOp:
     launches_per_call: int = 1
     """Kernel launches of one call; the same for any number of rows that the envelope allows."""
 
+    splits_of: Callable[[int, int, int], int] = lambda requests, rows, heads: 1
+    """Of `mla_attend`: parts in which it takes each context, for (requests, rows, heads)."""
+
     def launches_of(self, rows: int) -> int:
         """Kernel launches that one call for `rows` rows makes."""
         return self.launches_per_call if rows else 0
@@ -127,6 +130,7 @@ def _cute_ops(shapes: RankShapes, device: torch.device) -> OpTable:
         mla_query,
         mla_value,
         moe_front,
+        prefetch,
         projection,
         router,
         situ_mlp,
@@ -155,6 +159,7 @@ def _cute_ops(shapes: RankShapes, device: torch.device) -> OpTable:
         "situ_mlp": FusedOp(situ_mlp.situ_mlp, prepare_mlp, MLP_LAUNCHES),
         "latent_tail": FusedOp(latent_tail.latent_tail, _same),
         "mla_query": FusedOp(mla_query.mla_query, _same),
-        "mla_attend": FusedOp(mla_attend.mla_attend, _same),
+        "mla_attend": FusedOp(mla_attend.mla_attend, _same, splits_of=mla_attend.splits_of),
         "mla_value": FusedOp(mla_value.mla_value, _same),
+        "prefetch": FusedOp(prefetch.prefetch, _same),
     }

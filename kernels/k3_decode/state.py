@@ -45,23 +45,28 @@ class KdaState:
 class RankCaches:
     """Every layer's memory on one rank."""
 
-    def __init__(
-        self, shapes: RankShapes, slots: int, pages: int, drafts: int, kv_dtype: str, device: torch.device
-    ) -> None:
+    def __init__(self, kda: dict[int, KdaState], mla: dict[int, torch.Tensor], kv_scale: float = 1.0) -> None:
+        self.kda, self.mla, self.kv_scale = kda, mla, kv_scale
+
+    @classmethod
+    def zeros(
+        cls, shapes: RankShapes, slots: int, pages: int, drafts: int, kv_dtype: str, device: torch.device
+    ) -> "RankCaches":
+        """Empty caches of a whole model."""
         model = shapes.model
-        self.kv_scale = FP8_KV_SCALE if kv_dtype == "fp8" else 1.0
-        self.kda: dict[int, KdaState] = {}
-        self.mla: dict[int, torch.Tensor] = {}
+        kda: dict[int, KdaState] = {}
+        mla: dict[int, torch.Tensor] = {}
         row = model.kv_lora + model.qk_rope
         for layer in range(model.layers):
             if model.is_mla(layer):
                 shape = (pages, PAGE_SIZE, row)
-                self.mla[layer] = torch.zeros(shape, dtype=cache_dtype(kv_dtype), device=device)
+                mla[layer] = torch.zeros(shape, dtype=cache_dtype(kv_dtype), device=device)
             else:
                 window = model.conv_width - 1 + drafts
                 conv = torch.zeros((slots, window, 3 * shapes.channels), dtype=torch.bfloat16, device=device)
                 size = (slots, shapes.heads, model.head_dim, model.head_dim)
-                self.kda[layer] = KdaState(conv, torch.zeros(size, dtype=torch.float32, device=device))
+                kda[layer] = KdaState(conv, torch.zeros(size, dtype=torch.float32, device=device))
+        return cls(kda, mla, FP8_KV_SCALE if kv_dtype == "fp8" else 1.0)
 
     def named(self) -> dict[str, torch.Tensor]:
         """Every tensor by name: `layers.3.kv_cache`, `layers.0.conv_state`, `layers.0.recurrent_state`."""
@@ -137,7 +142,7 @@ class Pool:
         self._pages_per_request = -(-(max_context + drafts) // PAGE_SIZE)
         slots = 1 + max_requests * (1 + drafts)
         pages = 1 + (max_requests + kept_prefixes) * self._pages_per_request
-        self.caches = tuple(RankCaches(rank, slots, pages, drafts, kv_dtype, device) for rank in ranks)
+        self.caches = tuple(RankCaches.zeros(rank, slots, pages, drafts, kv_dtype, device) for rank in ranks)
         self._free_slots = list(range(slots - 1, 0, -1))
         self._free_pages = list(range(pages - 1, 0, -1))
         self._owners = [0] * pages

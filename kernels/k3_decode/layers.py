@@ -1,0 +1,270 @@
+"""K3's layers as a chain of fused ops: what a decode step runs between embedding and head.
+
+A chain may be all of a model's layers, or a few of one rank's for a benchmark; `first_layer` places it in
+AttnRes's schedule. Buffers are allocated once, for the most rows a step may have, and every op writes into
+views of them, so that a step allocates nothing on a GPU and can be captured.
+
+Layouts: `whole` keeps router and latent projections on every rank, as stock does; `sharded` divides them over
+the ranks, which then exchange logits, latents and outputs: an op writes its columns into the buffer that
+holds all ranks' columns, and the exchange fills in the others.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from k3_decode.bound_layers import BoundLayer, ChainOptions, bind_layer, share_of, weights_of
+from k3_decode.collectives import Exchange, gather, reduce
+from k3_decode.model import SOFTMAX_SCALE
+from k3_decode.op_table import Bound, OpTable
+from k3_decode.ops.contract import LAUNCH_SLOTS
+from k3_decode.ops.mla_query import KV_LORA
+from k3_decode.rank_weights import LayerWeights
+from k3_decode.residuals import Mix, before_attention, before_ffn
+from k3_decode.shapes import RankShapes
+from k3_decode.state import RankCaches, StepInputs
+from k3_decode.step_buffers import Buffers, allocate, views_of
+
+__all__ = ["LayerChain"]
+
+
+class LayerChain:
+    """Some consecutive layers of one rank over their weights and caches."""
+
+    def __init__(
+        self,
+        layers: Sequence[LayerWeights],
+        shapes: RankShapes,
+        caches: RankCaches,
+        table: OpTable,
+        options: ChainOptions,
+    ) -> None:
+        device = layers[0].attention_norm.device
+        self._shapes, self._caches, self._table, self._options = shapes, caches, table, options
+        self._layers = tuple(bind_layer(table, layer, shapes, options) for layer in layers)
+        needs_side = options.shared_place == "aside" or any(options.ahead)
+        self._side = torch.cuda.Stream(device) if needs_side else None  # type: ignore[no-untyped-call,unused-ignore]  # has no types
+        self.launches = torch.zeros(LAUNCH_SLOTS, dtype=torch.int32, device=device)
+        """Kernel launches by op since the last clearing, counted by the kernels."""
+        self.buffers = allocate(shapes, table, options, device)
+        """Every buffer of a step by name, at its most rows."""
+
+    def views(self, rows: int) -> Buffers:
+        """The buffers of a step of `rows` rows."""
+        return views_of(self.buffers, rows)
+
+    def forward(
+        self,
+        use: Buffers,
+        prefix: torch.Tensor,
+        spare: torch.Tensor,
+        delta: torch.Tensor | None,
+        step: StepInputs,
+    ) -> Exchange:
+        """The last layer's output, which `prefix` does not hold yet.
+
+        `prefix` and `spare` [B, hidden] are the chain's to write; where an AttnRes block begins they change
+        places, and `prefix_of` says which holds the stream in the end.
+        """
+        block, tp = self._shapes.model.attn_res_block or 0, self._shapes.tp
+        for index, layer in enumerate(self._layers):
+            place = self._options.first_layer + index
+            self.mix(use, before_attention(place, block), prefix, delta, layer.attention_mix)
+            self._attend(use, index, layer, step)
+            mix = before_ffn(place, block)
+            self.run("projection", x=use["core"], out=spare, **layer.out_proj)
+            self._ask(self._options.ahead.shared, layer.mlp)
+            attended = yield from reduce(spare, tp)
+            if attended is not spare:
+                spare.copy_(attended)
+            if mix.restarts:
+                prefix, spare = spare, prefix
+            self.mix(use, mix, prefix, None if mix.restarts else spare, layer.ffn_mix)
+            delta = yield from self._ffn(use, index, layer)
+        if self._side is not None:
+            torch.cuda.current_stream().wait_stream(self._side)
+        assert delta is not None
+        return delta
+
+    def restarts(self) -> int:
+        """How often `prefix` and `spare` change places in one pass."""
+        block = self._shapes.model.attn_res_block or 0
+        first = self._options.first_layer
+        return sum(before_ffn(first + index, block).restarts for index in range(len(self._layers)))
+
+    def constants(self) -> tuple[object, ...]:
+        """Everything held beside the buffers: prepared weights and workspaces."""
+        return (self._layers,)
+
+    def mix(
+        self,
+        use: Buffers,
+        mix: Mix,
+        prefix: torch.Tensor,
+        delta: torch.Tensor | None,
+        constants: Bound,
+    ) -> None:
+        """AttnRes and norm: `x` from the stream."""
+        self.run(
+            "attn_res",
+            prefix=prefix,
+            delta=delta,
+            blocks=use["blocks"],
+            blocks_read=mix.blocks_read,
+            write_index=mix.write_index,
+            out=use["x"],
+            eps=self._shapes.model.norm_eps,
+            **constants,
+        )
+
+    def run(self, op: str, **arguments: Any) -> None:
+        """One op of the table."""
+        self._table[op].run(launches=self.launches, **arguments)
+
+    def _ask(self, wanted: int, bound: Bound) -> None:
+        """Asks the first `wanted` bytes of an op's prepared weights into L2, beside the main stream."""
+        if not wanted or self._side is None:
+            return
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
+            for weight in weights_of(bound):
+                size = min(wanted, weight.numel() * weight.element_size())
+                self.run("prefetch", weight=weight, bytes_wanted=size)
+                wanted -= size
+                if not wanted:
+                    return
+
+    def _attend(self, use: Buffers, index: int, layer: BoundLayer, step: StepInputs) -> None:
+        """Writes `core`, what the output projection takes."""
+        model = self._shapes.model
+        if layer.kda is not None:
+            memory = self._caches.kda[index]
+            self.run("projection", x=use["x"], out=use["kda_packed"], **layer.in_proj)
+            self._ask(self._options.ahead.out_proj, layer.out_proj)
+            self.run(
+                "kda_step",
+                packed=use["kda_packed"],
+                conv_state=memory.conv[:, : step.rows + 2],
+                state=memory.recurrent,
+                slots=step.slots,
+                accepted=step.accepted,
+                rows=step.rows,
+                lower_bound=model.decay_lower_bound,
+                out=use["core"],
+                eps=model.norm_eps,
+                **layer.kda,
+            )
+            return
+        assert layer.query is not None
+        assert layer.value is not None
+        cache, scale = self._caches.mla[index], self._caches.kv_scale
+        self.run("projection", x=use["x"], out=use["mla_packed"], **layer.in_proj)
+        self._ask(self._options.ahead.out_proj, layer.out_proj)
+        self.run(
+            "mla_query",
+            packed=use["mla_packed"],
+            cache=cache,
+            slot_mapping=step.slot_mapping,
+            query=use["query"],
+            kv_scale=scale,
+            eps=model.norm_eps,
+            **layer.query,
+        )
+        partial, partial_lse = self._partials(use, step)
+        is_split = partial.shape[0] > 1
+        self.run(
+            "mla_attend",
+            query=use["query"],
+            cache=cache,
+            block_table=step.block_table,
+            lengths=step.lengths,
+            rows=step.rows,
+            scale=SOFTMAX_SCALE,
+            kv_scale=scale,
+            out=partial if is_split else partial[0],
+            lse=partial_lse if is_split else partial_lse[0],
+        )
+        self.run(
+            "mla_value",
+            partial=partial,
+            partial_lse=partial_lse,
+            gate=use["mla_packed"][:, -self._shapes.channels :],
+            out=use["core"],
+            **layer.value,
+        )
+
+    def _partials(self, use: Buffers, step: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """[S, B, H, 512] and fp32 [S, B, H] in as many splits of the context as the op wants."""
+        heads, rows = self._shapes.heads, step.requests * step.rows
+        splits = self._table["mla_attend"].splits_of(step.requests, step.rows, heads)
+        pairs = splits * rows * heads
+        return (
+            use["mixed"][:pairs].view(splits, rows, heads, KV_LORA),
+            use["lse"][:pairs].view(splits, rows, heads),
+        )
+
+    def _ffn(self, use: Buffers, index: int, layer: BoundLayer) -> Exchange:
+        """The FFN's output, combined over ranks."""
+        tp, slot = self._shapes.tp, index % self._options.exchange_slots
+        out = use["ffn"][slot]
+        if layer.front is None or layer.experts is None or layer.tail is None:
+            self.run("situ_mlp", x=use["x"], out=out, **layer.mlp)
+            return (yield from reduce(out, tp))
+        logits, latent = use["logits"][slot], use["latent"][slot]
+        self.run("moe_front", x=use["x"], logits=self._own(logits), latent=self._own(latent), **layer.front)
+        logits = yield from self._exchanged(logits)
+        latent = yield from self._exchanged(latent)
+        place = self._options.shared_place
+        if place == "aside" and self._side is not None:
+            self._side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._side):
+                self.run("situ_mlp", x=use["x"], out=use["shared"], **layer.mlp)
+        elif place == "first":
+            self.run("situ_mlp", x=use["x"], out=use["shared"], **layer.mlp)
+        self.run(
+            "router",
+            logits=logits,
+            bias=layer.bias,
+            ids=use["ids"],
+            weights=use["shares"],
+            scale=self._shapes.model.routed_scale,
+        )
+        self.run(
+            "experts",
+            latent=latent,
+            ids=use["ids"],
+            weights=use["shares"],
+            out=use["routed"],
+            **layer.experts,
+        )
+        if index + 1 < len(self._layers):
+            self._ask(self._options.ahead.in_proj, self._layers[index + 1].in_proj)
+        routed = yield from reduce(use["routed"], tp)
+        if place == "aside" and self._side is not None:
+            torch.cuda.current_stream().wait_stream(self._side)
+        elif place == "last":
+            self.run("situ_mlp", x=use["x"], out=use["shared"], **layer.mlp)
+        shared = yield from reduce(use["shared"], tp)
+        self.run(
+            "latent_tail",
+            latent=routed,
+            shared=self._own(shared),
+            out=self._own(out),
+            eps=self._shapes.model.norm_eps,
+            **layer.tail,
+        )
+        return (yield from self._exchanged(out))
+
+    def _own(self, whole: torch.Tensor) -> torch.Tensor:
+        """The columns that this rank computes."""
+        if self._options.layout == "whole":
+            return whole
+        return whole[:, share_of(whole.shape[1], self._shapes.tp, self._options.rank)]
+
+    def _exchanged(self, whole: torch.Tensor) -> Exchange:
+        """The buffer with all ranks' columns."""
+        if self._options.layout == "whole":
+            return whole
+        combined = yield from gather(self._own(whole), self._shapes.tp, whole)
+        return combined
