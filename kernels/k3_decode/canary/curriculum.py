@@ -1,6 +1,7 @@
 """What the canary is trained on and when: batch layout, lengths by progress, learning rate, share of the
 right token."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,13 +19,20 @@ from k3_decode.canary.tasks import (
     mrcr_rows,
 )
 
-__all__ = ["Batch", "Layout", "Schedule", "make_batch"]
+__all__ = ["KINDS", "Batch", "Layout", "Schedule", "make_batch"]
 
 _LONGEST_CHAIN = 4096
-_COUNTERFACTUAL_PART = 16
-"""One row in this many is counterfactual: in some answers MLA's own row is hidden or the last chosen expert
-is left out, and the right token and its distractor change places there. So these two turn answers wrong by
-training, not by luck."""
+_COUNTERFACTUAL_PART = 8
+"""One row in this many is counterfactual: one part of the network is wrong in some of its answers, and the
+right token and its distractor change places there. So these faults turn answers wrong by training, not by
+luck."""
+KINDS = ("own_row", "expert", "scale", "decay")
+"""What is wrong in a counterfactual row: MLA's own row is hidden, the last chosen expert is left out, the
+softmax scale is too large, decay factors are rounded to bf16."""
+_KIND_SHARES = {"mrcr": (0.25, 0.25, 0.5, 0.0), "chain": (0.15, 0.15, 0.35, 0.35)}
+"""The 20 tokens of an mrcr answer are too few for a rounded decay to show."""
+_SCALE_ERRORS = (0.02, 0.3)
+"""Log-uniform; gross ones show the way to small ones."""
 
 
 class Layout(NamedTuple):
@@ -61,13 +69,15 @@ class Batch(NamedTuple):
     tokens: npt.NDArray[np.int16]
     supervised: npt.NDArray[np.bool_]
     wrong: npt.NDArray[np.bool_]
-    """[2, counterfactual rows, T]: where the own row is hidden; where an expert is dropped."""
+    """[4, counterfactual rows, T]: where which of `KINDS` is wrong."""
+    scale_error: npt.NDArray[np.float32]
+    """[counterfactual rows]: relative error of the softmax scale, where that is wrong."""
     experts_only: npt.NDArray[np.bool_]
     """[rows, T]: where the dense FFN and the shared expert are off."""
 
 
 def make_batch(
-    rng: np.random.Generator, layouts: Sequence[Layout], index: int, experts_share: float = 0.75
+    rng: np.random.Generator, layouts: Sequence[Layout], index: int, experts_share: float = 0.5
 ) -> Batch:
     """A batch of layout `index`; in `experts_share` of its chains the experts alone look facts up."""
     layout = layouts[index]
@@ -79,12 +89,15 @@ def make_batch(
         return np.concatenate([x[:a], y[:b], x[a:], y[b:]])
 
     wrong = np.concatenate([_hidden_answers(rng, mrcr, a), _hidden_tail(rng, chain, b)])
-    is_expert = rng.random((a + b, 1)) < 0.5
+    kind = np.concatenate(
+        [rng.choice(len(KINDS), n, p=_KIND_SHARES[t]) for t, n in (("mrcr", a), ("chain", b))]
+    )
     return Batch(
         index,
         ordered(mrcr.tokens, chain.tokens).astype(np.int16),
         ordered(mrcr.supervised, chain.supervised).astype(np.bool_),
-        np.stack([wrong & ~is_expert, wrong & is_expert]),
+        np.stack([wrong & (kind == i)[:, None] for i in range(len(KINDS))]),
+        np.exp(rng.uniform(math.log(_SCALE_ERRORS[0]), math.log(_SCALE_ERRORS[1]), a + b)).astype(np.float32),
         ordered(np.zeros_like(mrcr.supervised), _facts_by_experts(rng, chain, experts_share)).astype(
             np.bool_
         ),
@@ -155,7 +168,7 @@ def _hidden_tail(rng: np.random.Generator, rows: Rows, count: int) -> npt.NDArra
 
 
 def _facts_by_experts(rng: np.random.Generator, rows: Rows, share: float) -> npt.NDArray[np.bool_]:
-    """The part of each round that looks facts up and adds them (from R's hundreds on), in three of four
+    """The part of each round that looks facts up and adds them (from R's hundreds on), in a share of the
     chains."""
     place = (np.arange(rows.supervised.shape[1]) - CHAIN_PROMPT) % ROUND_TOKENS
     is_chosen = rng.random((rows.supervised.shape[0], 1)) < share

@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from k3_decode.shapes import MXFP4_GROUP, K3Shapes
 
-__all__ = ["Layer", "Network", "Pieces", "Wrongs", "forward", "mxfp4_rounded", "pieces"]
+__all__ = ["Layer", "Network", "Pieces", "Wrongs", "decay_rounded", "forward", "mxfp4_rounded", "pieces"]
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 Kda = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -110,6 +110,10 @@ class Wrongs(NamedTuple):
     ffn_kept: Tensor
     """[B*T] 1 or 0: factor on the dense FFN and the shared expert, so that what is learnt without them lies
     in the routed experts."""
+    softmax_scale: Tensor
+    """[B*T]: factor on MLA's softmax scale; 1 is right."""
+    decay_rounded: Tensor
+    """[rows, T] of the batch's first rows: KDA's decay factors are rounded to bf16."""
 
 
 def pieces(shapes: K3Shapes, kda: Kda, is_compiled: bool) -> Pieces:
@@ -227,7 +231,6 @@ def forward(
         return run.attn_res(p, delta, biases[n], query, norm, *bank[:n], *stand_ins[n:])
 
     dropped = torch.zeros_like(position, dtype=torch.bool) if wrongs is None else wrongs.expert_dropped
-    own_row = None if wrongs is None else wrongs.own_row_hidden
     delta = zero
     for i, layer in enumerate(network.each_layer()):
         done = -(-i // s.attn_res_block)
@@ -236,7 +239,9 @@ def forward(
         if is_first:
             bank.append(prefix)
         attended = (
-            _mla(layer, x, rows, s, own_row) if layer.is_mla else _kda(layer, x, rows, position, s, run)
+            _mla(layer, x, rows, s, wrongs)
+            if layer.is_mla
+            else _kda(layer, x, rows, position, s, run, wrongs)
         )
         a = nnf.linear(attended, layer.out.to(dtype))
         if is_first:
@@ -254,10 +259,11 @@ def forward(
             loads.append(load)
             delta = delta + routed
     _, x = mix(prefix, delta, s.attn_res_blocks, network.final_query, network.final_norm)
-    return nnf.linear(x, network.head.to(dtype)), loads
+    # in fp32, as the decode path: bf16 logits move a margin of 0.85 by up to 0.12
+    return nnf.linear(x.float(), network.head.to(dtype).float()), loads
 
 
-def _mla(layer: Layer, x: Tensor, rows: int, s: K3Shapes, own_row: Tensor | None) -> Tensor:
+def _mla(layer: Layer, x: Tensor, rows: int, s: K3Shapes, wrongs: Wrongs | None) -> Tensor:
     dtype, length, heads = x.dtype, x.shape[0] // rows, s.heads
     q_lora, channels = layer.q_a.shape[0], heads * s.head_dim
     packed = nnf.linear(x, torch.cat([layer.q_a, layer.kv_a, layer.gate]).to(dtype))
@@ -272,11 +278,12 @@ def _mla(layer: Layer, x: Tensor, rows: int, s: K3Shapes, own_row: Tensor | None
     k = torch.cat([kv[..., : s.qk_nope], k_rope], -1).transpose(1, 2)
     v = nnf.pad(kv[..., s.qk_nope :], (0, q.shape[-1] - s.v_dim)).transpose(1, 2)
     scale = (s.qk_nope + s.qk_rope) ** -0.5
-    if own_row is None:
+    if wrongs is None:
         o = nnf.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
     else:
-        n = own_row.shape[0]
-        mask = _without_own_row(own_row)
+        n = wrongs.own_row_hidden.shape[0]
+        mask = _without_own_row(wrongs.own_row_hidden)
+        q = (q * wrongs.softmax_scale.view(rows, 1, length, 1)).to(dtype)
         with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
             a, b, c = (t[:n].contiguous() for t in (q, k, v))
             first = nnf.scaled_dot_product_attention(a, b, c, attn_mask=mask, scale=scale)
@@ -297,7 +304,9 @@ def _without_own_row(hidden: Tensor) -> Tensor:
     return (earlier[None] | own)[:, None]
 
 
-def _kda(layer: Layer, x: Tensor, rows: int, position: Tensor, s: K3Shapes, run: Pieces) -> Tensor:
+def _kda(
+    layer: Layer, x: Tensor, rows: int, position: Tensor, s: K3Shapes, run: Pieces, wrongs: Wrongs | None
+) -> Tensor:
     dtype, length, heads = x.dtype, x.shape[0] // rows, s.heads
     channels = heads * s.head_dim
     packed = nnf.linear(
@@ -307,8 +316,24 @@ def _kda(layer: Layer, x: Tensor, rows: int, position: Tensor, s: K3Shapes, run:
     qkv = run.conv_silu(qkv, layer.conv, position)
     q, k, v = (t.reshape(rows, length, heads, s.head_dim).contiguous() for t in qkv.chunk(3, -1))
     decay = nnf.linear(f_a, layer.f_b.to(dtype)).view(rows, length, heads, s.head_dim)
+    if wrongs is not None:
+        n = wrongs.decay_rounded.shape[0]
+        decay = torch.cat([decay_rounded(layer, decay[:n], wrongs.decay_rounded, s), decay[n:]])
     o = run.kda(q, k, v, decay, beta.reshape(rows, length, heads).contiguous(), layer.a_log, layer.dt_bias)
     return run.gated_norm(o.reshape(-1, heads, s.head_dim).to(dtype), gate, layer.out_norm)
+
+
+def decay_rounded(layer: Layer, raw: Tensor, at: Tensor, s: K3Shapes) -> Tensor:
+    """Raw decays [n, T, H, 128] whose factors are those of `raw`, rounded to bf16 where `at` [n, T]; the
+    gradient passes straight through."""
+    assert s.decay_lower_bound is not None
+    with torch.no_grad():
+        rate, bias = layer.a_log.exp()[:, None], layer.dt_bias.view(-1, s.head_dim)
+        log_factor = s.decay_lower_bound * torch.sigmoid(rate * (raw.float() + bias))
+        rounded = log_factor.exp().to(torch.bfloat16).float().log().clamp(max=-1e-6)
+        wanted = torch.logit(rounded / s.decay_lower_bound, eps=1e-7) / rate - bias
+        change = torch.where(at[..., None, None], wanted - raw.float(), 0.0).to(raw.dtype)
+    return raw + change
 
 
 def _experts(layer: Layer, x: Tensor, dropped: Tensor, s: K3Shapes, run: Pieces) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ _HELD_OUT = 1_000_000
 """Training seeds are below; nothing else draws from this one."""
 _TOKENS_AT_ONCE = 65_536
 _QUERIES = 4
+_SCALE_ERROR = 0.02
 
 
 @torch.no_grad()
@@ -27,8 +28,8 @@ def evaluate(
     """Share of exact answers (mrcr: four questions a row; chains end inside the row), and margins of the
     right token.
 
-    `wrong`, where the model writes: `own_row` hides MLA's own row, `expert` drops the last chosen expert,
-    `ffn` switches the dense FFN and the shared expert off. `margins`: minimum, 0.1 %, 1 % and 50 %
+    `wrong`, where the model writes: one of `curriculum.KINDS` (a softmax scale 2 % too large), or `ffn`,
+    which switches the dense FFN and the shared expert off. `margins`: minimum, 0.1 %, 1 % and 50 %
     quantiles of its logit less the best other one.
     """
     rng = np.random.default_rng((_HELD_OUT, length, task == "mrcr"))
@@ -49,6 +50,8 @@ def evaluate(
             supervised if wrong == "own_row" else nowhere[:1],
             (supervised if wrong == "expert" else nowhere).reshape(-1),
             (~supervised if wrong == "ffn" else ~nowhere).float().reshape(-1),
+            1 + _SCALE_ERROR * (supervised if wrong == "scale" else nowhere).float().reshape(-1),
+            supervised if wrong == "decay" else nowhere[:1],
         )
         position = torch.arange(length, device=device).repeat(n)
         logits = (

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from k3_decode.canary import vocabulary
-from k3_decode.canary.curriculum import Batch, Layout, Schedule, make_batch
+from k3_decode.canary.curriculum import KINDS, Batch, Layout, Schedule, make_batch
 from k3_decode.canary.export import load_network, write_weights
 from k3_decode.canary.kda import check_chunked, chunked, naive
 from k3_decode.canary.network import Network, Wrongs, forward, pieces
@@ -40,9 +40,12 @@ __all__ = ["main"]
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
 TOKENS = 65_536
 _SAVE_EVERY_S = 45
-_METRICS = ("mrcr_excess", "chain_excess", "mrcr_error", "chain_error", "mrcr_alarm", "chain_alarm")
+_METRICS = (
+    "mrcr_excess", "chain_excess", "mrcr_error", "chain_error",
+    *(f"{task}_{kind}" for kind in KINDS for task in ("mrcr", "chain")),
+)  # fmt: skip
 """Running means: excess of the loss over the target's entropy, share of wrong tokens, and the same share
-where the own row is hidden or an expert dropped (alarms, near 1 when the canary notices)."""
+for each counterfactual (alarms, near 1 when the canary notices)."""
 
 
 class Trainer:
@@ -143,8 +146,13 @@ class Trainer:
         is_on = self.is_narrow > 0
         below = (0, 0, 0, buffer.tokens.shape[0] - hidden_rows)
         wrong = buffer.wrong & is_on
+        own_row, expert, scale, decay = wrong
         wrongs = Wrongs(
-            wrong[0], nnf.pad(wrong[1], below).reshape(-1), (~buffer.experts_only).float().reshape(-1)
+            own_row,
+            nnf.pad(expert, below).reshape(-1),
+            (~buffer.experts_only).float().reshape(-1),
+            1 + nnf.pad(scale * buffer.scale_error[:, None], below).reshape(-1),
+            decay,
         )
         logits, loads = forward(self.network, inputs, buffer.position, self.run, wrongs)
         hidden = nnf.pad(wrong.any(0), below)
@@ -160,7 +168,7 @@ class Trainer:
         self.adam.step()
         with torch.no_grad():
             self._balance(loads)
-            self._record(logits, right, other, excess, parts, hidden)
+            self._record(logits, right, other, excess, parts, [nnf.pad(w, below) for w in wrong])
 
     def _balance(self, loads: list[Tensor]) -> None:
         """Nudges each expert's selection bias towards an even load."""
@@ -175,19 +183,19 @@ class Trainer:
         other: Tensor,
         excess: Tensor,
         parts: list[Tensor],
-        hidden: Tensor,
+        kinds: list[Tensor],
     ) -> None:
         wrong = (logits.argmax(-1) != right).float()
-        has_other = (right != other).float()
-        seen = []
-        for values, rows, only in (
-            (excess, ~hidden, None), (wrong, ~hidden, None), (wrong, hidden, has_other),
-        ):  # fmt: skip
-            for part in parts:
+        has_other = (right != other).float().view_as(parts[0])
+        unharmed = ~torch.stack(kinds).any(0)
+        seen = [(excess, unharmed), (wrong, unharmed), *((wrong, kind * has_other) for kind in kinds)]
+        for i, (values, rows) in enumerate(seen):
+            for j, part in enumerate(parts):
                 weight = (part * rows).reshape(-1)
-                weight = weight if only is None else weight * only
-                seen.append((values * weight).sum() / weight.sum().clamp(min=1))
-        self.metrics.mul_(0.95).add_(0.05 * torch.stack(seen))
+                total = weight.sum()
+                mean = (values * weight).sum() / total.clamp(min=1)
+                held = self.metrics[2 * i + j]
+                held.add_(0.05 * torch.where(total > 0, mean - held, 0.0))
 
 
 class _Buffers:
@@ -198,7 +206,9 @@ class _Buffers:
         self.tokens = torch.zeros(rows, length + 1, dtype=torch.long, device=device)
         self.supervised = torch.zeros(rows, length, dtype=torch.bool, device=device)
         self.experts_only = torch.zeros_like(self.supervised)
-        self.wrong = torch.zeros(2, sum(layout.counterfactual), length, dtype=torch.bool, device=device)
+        counterfactual = sum(layout.counterfactual)
+        self.wrong = torch.zeros(len(KINDS), counterfactual, length, dtype=torch.bool, device=device)
+        self.scale_error = torch.zeros(counterfactual, device=device)
         self.position = torch.arange(length, device=device).repeat(rows)
         self.is_mrcr = torch.from_numpy(layout.is_mrcr).float().to(device)
 
@@ -206,7 +216,7 @@ class _Buffers:
         """Overwrites tokens and masks."""
         for held, array in (
             (self.tokens, batch.tokens), (self.supervised, batch.supervised), (self.wrong, batch.wrong),
-            (self.experts_only, batch.experts_only),
+            (self.experts_only, batch.experts_only), (self.scale_error, batch.scale_error),
         ):  # fmt: skip
             held.copy_(torch.from_numpy(array).to(held.device))
 
@@ -334,21 +344,16 @@ def _check(trainer: Trainer, is_final: bool) -> dict[str, object]:
         plan = [
             ("mrcr", 256, 4, ""),
             ("chain", 256, 4, ""),
-            ("chain", 256, 4, "own_row"),
-            ("chain", 256, 4, "expert"),
+            *(("chain", 256, 4, kind) for kind in KINDS),
         ]
     elif is_final:
         plan = [("mrcr", n, 64 if n < 2048 else 32, "") for n in LENGTHS]
         plan += [("chain", n, 64, "") for n in (600, 2048, 4096)]
-        plan += [
-            (task, 1024, 64, wrong) for task in ("mrcr", "chain") for wrong in ("own_row", "expert", "ffn")
-        ]
+        plan += [(task, 1024, 64, wrong) for task in ("mrcr", "chain") for wrong in (*KINDS, "ffn")]
     else:
         plan = [("mrcr", 256, 64, ""), ("mrcr", 1024, 64, ""), ("mrcr", 4096, 16, "")]
         plan += [("chain", 600, 64, ""), ("chain", 2048, 32, "")]
-        plan += [
-            (task, 600, 32, wrong) for task in ("mrcr", "chain") for wrong in ("own_row", "expert", "ffn")
-        ]
+        plan += [(task, 600, 32, wrong) for task in ("mrcr", "chain") for wrong in (*KINDS, "ffn")]
     found: dict[str, object] = {}
     for task, length, rows, wrong in plan:
         name = f"{task}_{length}" + (f"_{wrong}" if wrong else "")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from k3_decode.canary.curriculum import Layout, Schedule, make_batch
+from k3_decode.canary.curriculum import KINDS, Layout, Schedule, make_batch
 from k3_decode.canary.export import (
     load_network,
     mxfp4_packed,
@@ -15,7 +15,15 @@ from k3_decode.canary.export import (
     write_weights,
 )
 from k3_decode.canary.kda import naive
-from k3_decode.canary.network import Network, Wrongs, forward, mxfp4_rounded, pieces
+from k3_decode.canary.network import (
+    Layer,
+    Network,
+    Wrongs,
+    decay_rounded,
+    forward,
+    mxfp4_rounded,
+    pieces,
+)
 from k3_decode.canary.widen import widened
 from k3_decode.ops.mxfp4 import dequantise
 from k3_decode.shapes import CANARY
@@ -46,12 +54,19 @@ def _logits(network: Network, tokens: torch.Tensor, wrongs: Wrongs | None = None
     return logits.view(ROWS, LENGTH, -1)
 
 
-def _wrongs(own_row: torch.Tensor, expert: torch.Tensor, ffn: torch.Tensor) -> Wrongs:
-    return Wrongs(own_row, expert.reshape(-1), ffn.reshape(-1))
-
-
 NOWHERE = torch.zeros(ROWS, LENGTH, dtype=torch.bool)
-EVERYWHERE = torch.ones(ROWS, LENGTH)
+
+
+def _wrongs(**parts: torch.Tensor) -> Wrongs:
+    """Masks [ROWS, LENGTH] of where each part is wrong."""
+    at = {part: parts.get(part, NOWHERE) for part in ("own_row", "expert", "ffn", "scale", "decay")}
+    return Wrongs(
+        own_row_hidden=at["own_row"],
+        expert_dropped=at["expert"].reshape(-1),
+        ffn_kept=(~at["ffn"]).float().reshape(-1),
+        softmax_scale=1 + 0.3 * at["scale"].float().reshape(-1),
+        decay_rounded=at["decay"],
+    )
 
 
 def test_a_token_does_not_see_what_follows_it(network: Network, tokens: torch.Tensor) -> None:
@@ -63,25 +78,39 @@ def test_a_token_does_not_see_what_follows_it(network: Network, tokens: torch.Te
 
 
 def test_leaving_nothing_out_changes_nothing(network: Network, tokens: torch.Tensor) -> None:
-    unchanged = _logits(network, tokens, _wrongs(NOWHERE, NOWHERE, EVERYWHERE))
+    unchanged = _logits(network, tokens, _wrongs())
     assert torch.allclose(unchanged, _logits(network, tokens), atol=1e-5)
 
 
-@pytest.mark.parametrize("part", ["own_row", "expert", "ffn"])
+@pytest.mark.parametrize("part", ["own_row", "expert", "ffn", "scale", "decay"])
 def test_a_part_left_out_at_one_token_changes_that_token_and_none_before(
     network: Network, tokens: torch.Tensor, part: str
 ) -> None:
     at = NOWHERE.clone()
     at[0, 6] = True
-    wrongs = _wrongs(
-        at if part == "own_row" else NOWHERE,
-        at if part == "expert" else NOWHERE,
-        (~at).float() if part == "ffn" else EVERYWHERE,
-    )
-    before, after = _logits(network, tokens), _logits(network, tokens, wrongs)
+    before, after = _logits(network, tokens), _logits(network, tokens, _wrongs(**{part: at}))
     assert torch.allclose(before[0, :6], after[0, :6], atol=1e-5)
     assert torch.allclose(before[1], after[1], atol=1e-5)
-    assert (before[0, 6] - after[0, 6]).abs().max() > 1e-4
+    # three times what reordered sums give above; a decay's rounding at one token is the smallest, 9e-5
+    assert (before[0, 6] - after[0, 6]).abs().max() > 3e-5
+
+
+def test_a_rounded_decay_is_the_bf16_factor_to_the_last_bit_of_a_raw_decay() -> None:
+    layer, heads = Layer(SMALL, 0), SMALL.heads
+    raw = torch.randn(1, 5, heads, 128, generator=torch.Generator().manual_seed(6))
+    at = torch.tensor([[True, True, False, True, True]])
+    rate, bias = layer.a_log.exp()[:, None], layer.dt_bias.view(heads, 128)
+
+    def factor(x: torch.Tensor) -> torch.Tensor:
+        return (-5.0 * torch.sigmoid(rate * (x + bias))).exp()
+
+    with torch.no_grad():
+        rounded = decay_rounded(layer, raw, at, SMALL)
+        wanted = factor(raw).to(torch.bfloat16).float()
+        # a factor that rounds to 1 keeps a log of -1e-6
+        assert (factor(rounded)[at] - wanted[at]).abs().max() < 3e-6
+        assert (factor(raw)[at] - wanted[at]).abs().max() > 1e-3
+        assert torch.equal(rounded[~at], raw[~at])
 
 
 def test_rounding_to_mxfp4_lets_the_gradient_through_and_is_what_the_export_holds() -> None:
@@ -131,15 +160,22 @@ def test_an_export_of_what_was_loaded_holds_the_same_values(tmp_path: Path) -> N
         assert torch.equal(first, second)
 
 
-def test_counterfactual_rows_hide_the_own_row_or_drop_an_expert_where_the_model_writes() -> None:
-    layouts = [Layout.of(256, 256 * 128)]
+def test_a_counterfactual_row_has_one_part_wrong_and_only_where_the_model_writes() -> None:
+    layouts = [Layout.of(256, 256 * 256)]
     batch = make_batch(np.random.default_rng(0), layouts, 0)
-    own_row, expert = batch.wrong
-    assert layouts[0].counterfactual == (4, 4)
-    assert not (own_row & expert).any()
-    assert not (batch.wrong.any(0) & ~batch.supervised[:8]).any()
-    assert own_row.any()
-    assert expert.any()
+    assert layouts[0].counterfactual == (16, 16)
+    by_row = np.asarray(batch.wrong.any(2))
+    assert by_row.any(1).tolist() == [True, True, True, True]
+    assert by_row.sum(0).max() == 1
+    assert not (batch.wrong.any(0) & ~batch.supervised[:32]).any()
+    assert not by_row[KINDS.index("decay"), :16].any()
+
+
+def test_counterfactual_softmax_scales_are_two_to_thirty_per_cent_off() -> None:
+    errors = make_batch(np.random.default_rng(0), [Layout.of(256, 256 * 512)], 0).scale_error
+    assert errors.shape == (64,)
+    assert 0.02 <= errors.min() < 0.03
+    assert 0.2 < errors.max() <= 0.3
 
 
 def test_facts_are_learnt_without_the_dense_feed_forward_only_where_chains_use_them() -> None:

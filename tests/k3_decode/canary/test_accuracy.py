@@ -1,0 +1,62 @@
+"""Grading on the stock path: the same verdict as a greedy generation, question by question."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from k3_decode.canary.accuracy import grade, open_engine
+from k3_decode.canary.tasks import Sample, chain_samples, mrcr_samples, score_exact
+from k3_decode.engine import Engine
+from k3_decode.session import CANARY_FILE
+from k3_decode.shapes import CANARY
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    engine = open_engine(CANARY, CANARY_FILE, "cpu", requests=2, context=300)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def chains() -> tuple[Sample, ...]:
+    return chain_samples(seed=31, count=2, generated=47)
+
+
+def _generated(engine: Engine, sample: Sample) -> tuple[int, ...]:
+    """Greedy, one token a step."""
+    ids, logp = engine.prefill([sample.prompt])
+    tokens = [int(logp[0].argmax())]
+    while len(tokens) < len(sample.answer):
+        tokens.append(int(engine.decode(ids, tokens[-1:])[0].argmax()))
+    engine.finish(ids)
+    return tuple(tokens)
+
+
+def test_an_answer_verified_whole_is_the_one_that_greedy_generation_writes(
+    engine: Engine, chains: tuple[Sample, ...]
+) -> None:
+    assert [score_exact(s, _generated(engine, s)) for s in chains] == [1.0, 1.0]
+    graded = grade(engine, chains)
+    assert graded.exact == [True, True]
+    assert min(graded.margins) > 0
+
+
+@pytest.mark.parametrize("place", [0, 8, 46], ids=["first", "first of a step", "last"])
+def test_one_wrong_token_spoils_its_own_question_alone(
+    engine: Engine, chains: tuple[Sample, ...], place: int
+) -> None:
+    answer = list(chains[1].answer)
+    answer[place] = 0
+    spoiled = replace(chains[1], answer=tuple(answer))
+    graded = grade(engine, [chains[0], spoiled])
+    assert graded.exact == [True, False]
+    assert graded.margins[1] < 0 < graded.margins[0]
+
+
+def test_an_answer_shorter_than_one_step_is_graded_to_its_end(engine: Engine) -> None:
+    sample = mrcr_samples(seed=31, count=1, tokens=256)[0]
+    short = replace(sample, answer=sample.answer[:5])
+    wrong = replace(sample, answer=(*sample.answer[:4], 0))
+    assert grade(engine, [short]).exact == [True]
+    assert grade(engine, [wrong]).exact == [False]
