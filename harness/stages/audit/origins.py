@@ -7,6 +7,8 @@ occur is missing, as far as the arithmetic of addresses goes through registers. 
 memory counts as loaded.
 """
 
+from heapq import heappop, heappush
+
 from harness.stages.audit.program import Instruction, Origin, OriginKind, Program, blocks_of
 
 __all__ = ["trace_addresses"]
@@ -25,16 +27,19 @@ def trace_addresses(program: Program) -> dict[int, frozenset[Origin]]:
     blocks = blocks_of(program)
     by_leader = {block.start: number for number, block in enumerate(blocks)}
     entering: dict[int, State] = {0: dict(program.symbols)} if blocks else {}
+    # In text order, nearly that of execution: a block waits until most of what leads to it is known.
     todo = [0] if blocks else []
     while todo:
-        number = todo.pop()
+        number = heappop(todo)
+        if todo and todo[0] == number:
+            continue  # queued twice
         state = dict(entering[number])
         block = blocks[number]
         for index in block:
             _step(program.instructions[index], state)
         for target in program.instructions[block[-1]].follows:
             if target in by_leader and _join(entering, by_leader[target], state):
-                todo.append(by_leader[target])  # noqa: PERF401  # the test changes `entering`
+                heappush(todo, by_leader[target])
     traced: dict[int, frozenset[Origin]] = {}
     for number, block in enumerate(blocks):
         state = dict(entering.get(number, {}))
@@ -103,8 +108,8 @@ def _join(entering: dict[int, State], number: int, state: State) -> bool:
     known = entering[number]
     changed = False
     for register, origins in state.items():
-        merged = known.get(register, NONE) | origins
-        if merged != known.get(register, NONE):
-            known[register] = merged
+        before = known.get(register, NONE)
+        if origins is not before and not origins <= before:
+            known[register] = before | origins
             changed = True
     return changed
