@@ -2,7 +2,8 @@
 canary.
 
 Nothing else of the package knows the harness. Creating the pack and asking for names, files and the claim
-imports neither torch nor cutlass; what runs something imports on use.
+imports neither torch nor cutlass, and neither does planning while `description.json` is up to date; what runs
+something imports on use.
 """
 
 import sys
@@ -13,20 +14,17 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from harness.domain import pack as door
 from harness.domain.cell import Cell
+from k3_decode.description import load_description
+from k3_decode.ops.contract import OP_NAMES as OPS
 
 if TYPE_CHECKING:  # the rest of the package needs torch
     from k3_decode.ops.contract import Cell as OpCell
     from k3_decode.session import SessionSpec
 
-__all__ = ["K3DecodePack"]
+__all__ = ["K3DecodePack", "live_contracts", "live_variants"]
 
 ROOT = Path(__file__).resolve().parent
 PREFIX = "kernels/k3_decode/"
-OPS = (
-    "attn_res", "projection", "kda_step", "moe_front", "router", "experts", "situ_mlp", "latent_tail",
-    "mla_query", "mla_attend", "mla_value",
-)  # fmt: skip
-"""As `ops.contract.OP_NAMES`, which imports torch; a test holds the two together."""
 SHARED_FILES = (
     "ops/contract.py", "op_table.py", "decode.py", "shapes.py", "dispatch.py", "model.py", "state.py",
     "session.py",
@@ -54,7 +52,7 @@ class K3DecodePack:
         return ROOT / "claim.yaml"
 
     def ops(self) -> tuple[door.OpContract, ...]:
-        """Every fused op, from its `OpSpec`."""
+        """Every fused op, as its `OpSpec` says."""
         return _contracts()
 
     def ops_of_file(self, path: str) -> tuple[str, ...]:
@@ -72,16 +70,7 @@ class K3DecodePack:
 
     def variants(self) -> tuple[door.KernelVariant, ...]:
         """Descriptions of every compiled kernel."""
-        from k3_decode.compile import all_variants
-
-        return tuple(
-            door.KernelVariant(
-                op=v.op, name=v.name, architectures=v.architectures, parameters=v.parameters,
-                source=PREFIX + v.source,
-                is_smoke=v.is_smoke, max_cluster=v.max_cluster, expected=v.expected,
-            )
-            for v in all_variants()
-        )  # fmt: skip
+        return _variants()
 
     def compile_command(self, architecture: str, variants: Sequence[str], folder: Path) -> tuple[str, ...]:
         """`python -m k3_decode.compile`, one process an architecture."""
@@ -221,8 +210,8 @@ class K3DecodePack:
         return traffic(op, _op_cell(cell, self.claimed_model), experts_touched)
 
 
-@lru_cache(maxsize=1)
-def _contracts() -> tuple[door.OpContract, ...]:
+def live_contracts() -> tuple[door.OpContract, ...]:
+    """Every fused op from its `OpSpec`; imports torch."""
     from k3_decode.ops import OPS as SPECS
 
     found = []
@@ -244,6 +233,36 @@ def _contracts() -> tuple[door.OpContract, ...]:
             )
         )
     return tuple(found)
+
+
+def live_variants() -> tuple[door.KernelVariant, ...]:
+    """Every compiled kernel from its module; imports torch and cutlass."""
+    from k3_decode.compile import all_variants
+
+    return tuple(
+        door.KernelVariant(
+            op=v.op, name=v.name, architectures=v.architectures, parameters=v.parameters,
+            source=PREFIX + v.source,
+            is_smoke=v.is_smoke, max_cluster=v.max_cluster, expected=v.expected,
+        )
+        for v in all_variants()
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def _contracts() -> tuple[door.OpContract, ...]:
+    described = load_description()
+    if described is None:
+        return live_contracts()
+    return tuple(door.OpContract.model_validate(op) for op in described["ops"])
+
+
+@lru_cache(maxsize=1)
+def _variants() -> tuple[door.KernelVariant, ...]:
+    described = load_description()
+    if described is None:
+        return live_variants()
+    return tuple(door.KernelVariant.model_validate(variant) for variant in described["variants"])
 
 
 def _op_cell(cell: Cell, model: str) -> "OpCell":

@@ -10,15 +10,16 @@ signature serves the stock composition (`ops/`), the CPU implementation (`cpu/`)
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
-
-import torch
+from typing import TYPE_CHECKING, TypeAlias
 
 from k3_decode.shapes import RankShapes
 
+if TYPE_CHECKING:  # the names and roles of ops are read where there is no torch
+    import torch
+
 __all__ = ["LAUNCH_SLOTS", "OP_NAMES", "Args", "Cell", "OpSpec", "Param", "Role", "from_args"]
 
-Args: TypeAlias = dict[str, torch.Tensor | int | float | bool | None]
+Args: TypeAlias = "dict[str, torch.Tensor | int | float | bool | None]"
 """Arguments of one call by name: tensors, sizes and constants."""
 
 OP_NAMES = (
@@ -105,13 +106,13 @@ class OpSpec:
     params: tuple[Param, ...]
     regimes: tuple[str, ...]
     """Input regimes that `make_args` knows; the first is `gaussian`. Zeros are never the data."""
-    make_args: Callable[[Cell, str, torch.Generator, torch.device], Args]
+    make_args: "Callable[[Cell, str, torch.Generator, torch.device], Args]"
     """Fresh arguments for a cell and regime; outputs are allocated and hold NaN (or -1 for integers)."""
-    oracle: Callable[[Args], Mapping[str, torch.Tensor]]
+    oracle: "Callable[[Args], Mapping[str, torch.Tensor]]"
     """Float64 (or exact integer) truth of every `OUTPUT` and `STATE` by name; changes nothing."""
     stock: Callable[..., None]
     """Plain torch at the precisions and rounding points of the stock path; writes the outputs in place."""
-    touched: Callable[[Args], Mapping[str, torch.Tensor]] | None = None
+    touched: "Callable[[Args], Mapping[str, torch.Tensor]] | None" = None
     """For each `STATE` parameter, a boolean mask of the elements a call may change; all others stay bit for
     bit.
     """
@@ -122,7 +123,7 @@ class OpSpec:
 
 
 def from_args(
-    function: Callable[..., Mapping[str, torch.Tensor]],
-) -> Callable[[Args], Mapping[str, torch.Tensor]]:
+    function: "Callable[..., Mapping[str, torch.Tensor]]",
+) -> "Callable[[Args], Mapping[str, torch.Tensor]]":
     """A function of an op's keyword arguments, as the function of one `Args` that `OpSpec` holds."""
     return lambda args: function(**args)

@@ -1,0 +1,91 @@
+"""What the pack says of its ops and kernels, kept as data: planning needs neither torch nor a compiler.
+
+`python -m k3_decode.description --write` makes `description.json` from the ops' dossiers and the kernels'
+variants. Invariant: it counts only while its digest is that of the sources that it was made from; after any
+edit of them the dossiers themselves are read, until it is written again. It holds no results, only names,
+roles and sizes.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["FILE", "load_description", "main", "source_digest"]
+
+ROOT = Path(__file__).resolve().parent
+FILE = ROOT / "description.json"
+SHARED = ("op", "source", "architectures", "parameters")
+"""Fields of a variant that are the same for many; they are kept once a group."""
+SOURCES = ("ops/*.py", "cute/*.py", "cpu/*.py", "shapes.py", "compile.py", "pack.py")
+"""What descriptions are made from; the files of `cpu/` say which ops have an implementation there."""
+
+
+def source_digest(root: Path = ROOT) -> str:
+    """sha256 over the paths and contents of the sources."""
+    total = hashlib.sha256()
+    for path in sorted(path for pattern in SOURCES for path in root.glob(pattern)):
+        total.update(path.relative_to(root).as_posix().encode() + b"\0")
+        total.update(hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()
+
+
+def load_description(file: Path = FILE) -> Mapping[str, Any] | None:
+    """`ops` and `variants` as lists of plain records; None where the file is missing or of other sources."""
+    if not file.is_file():
+        return None
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if content["sources"] != source_digest(file.parent):
+        return None
+    variants = [group["shared"] | kernel for group in content["kernels"] for kernel in group["variants"]]
+    return {"ops": content["ops"], "variants": variants}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the file, or say whether it is up to date (exit code 1: it is not)."""
+    parser = argparse.ArgumentParser(prog="python -m k3_decode.description")
+    parser.add_argument("--write", action="store_true", help="needs torch and the kernel compiler")
+    if not parser.parse_args(argv).write:
+        is_fresh = load_description() is not None
+        sys.stdout.write(f"{FILE.name} is {'up to date' if is_fresh else 'of other sources: --write'}\n")
+        return 0 if is_fresh else 1
+    from k3_decode.pack import live_contracts, live_variants
+
+    content = {
+        "sources": source_digest(),
+        "ops": [op.model_dump(mode="json") for op in live_contracts()],
+        "kernels": _grouped(variant.model_dump(mode="json") for variant in live_variants()),
+    }
+    FILE.write_text(_lines(content), encoding="utf-8")
+    return 0
+
+
+def _grouped(variants: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Neighbours with equal shared fields as one group; order is kept."""
+    groups: list[dict[str, Any]] = []
+    for variant in variants:
+        shared = {name: variant.pop(name) for name in SHARED}
+        if not groups or groups[-1]["shared"] != shared:
+            groups.append({"shared": shared, "variants": []})
+        groups[-1]["variants"].append(variant)
+    return groups
+
+
+def _lines(content: Mapping[str, Any]) -> str:
+    """JSON with a line for each op, group and variant, so that a change shows as what it is."""
+    groups = [
+        f'{{"shared": {json.dumps(group["shared"])}, "variants": [\n'
+        + ",\n".join(json.dumps(variant) for variant in group["variants"])
+        + "\n]}"
+        for group in content["kernels"]
+    ]
+    ops = ",\n".join(json.dumps(op) for op in content["ops"])
+    kernels = ",\n".join(groups)
+    return f'{{"sources": "{content["sources"]}", "ops": [\n{ops}\n], "kernels": [\n{kernels}\n]}}\n'
+
+
+if __name__ == "__main__":
+    sys.exit(main())
