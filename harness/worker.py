@@ -41,6 +41,7 @@ __all__ = [
     "WorkerHeader",
     "read_plan",
     "read_samples",
+    "sample_check",
     "serve",
     "serve_command",
     "work",
@@ -93,7 +94,7 @@ def serve(job: Job) -> None:
     for line in sys.stdin:
         check = checks[line.strip()]
         try:
-            say("samples", _sample(check, context).model_dump(mode="json"))
+            say("samples", sample_check(check, context).model_dump(mode="json"))
         except Exception:  # noqa: BLE001  # the parent must hear of every fault, whatever it is
             say("fault", traceback.format_exc())
 
@@ -192,7 +193,7 @@ def _load_range(plan: Plan, repo: Path) -> tuple[Change, SourceTree]:
     return change, tree
 
 
-def _sample(check: Check, context: StageContext) -> Samples:
+def sample_check(check: Check, context: StageContext) -> Samples:
     """Samples of one check; a candidate's exception becomes samples that ended as `crashed`."""
     begun = time.monotonic()
     try:

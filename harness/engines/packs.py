@@ -14,7 +14,14 @@ from typing import cast
 from harness.domain.errors import InputError
 from harness.domain.pack import Pack
 
-__all__ = ["harness_digest", "installed_packs", "load_pack", "pack_digest", "source_digest"]
+__all__ = [
+    "entry_points_of",
+    "harness_digest",
+    "installed_packs",
+    "load_pack",
+    "pack_digest",
+    "source_digest",
+]
 
 GROUP = "fasttrack.packs"
 IGNORED_PARTS = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
@@ -22,12 +29,12 @@ IGNORED_PARTS = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
 
 def installed_packs() -> tuple[str, ...]:
     """Names of the packs that are installed here, sorted."""
-    return tuple(sorted({entry.name for entry in _entries()}))
+    return tuple(sorted({entry.name for entry in entry_points_of(GROUP)}))
 
 
 def load_pack(name: str) -> Pack:
     """The pack registered under `name`; raises `InputError` when there is none or it does not load."""
-    entries = [entry for entry in _entries() if entry.name == name]
+    entries = [entry for entry in entry_points_of(GROUP) if entry.name == name]
     if not entries:
         known = ", ".join(installed_packs()) or "none"
         raise InputError(
@@ -45,14 +52,16 @@ def load_pack(name: str) -> Pack:
     return cast("Pack", factory())
 
 
-def _entries() -> tuple[metadata.EntryPoint, ...]:
-    """Installed entry points; on a bare machine that only has a checkout on its path, those it declares."""
-    found = tuple(metadata.entry_points(group=GROUP))
+def entry_points_of(group: str) -> tuple[metadata.EntryPoint, ...]:
+    """Installed entry points of a group; on a bare machine that only has a checkout on its path, those it
+    declares.
+    """
+    found = tuple(metadata.entry_points(group=group))
     declared = Path(__file__).resolve().parents[2] / "pyproject.toml"
     if found or not declared.is_file():
         return found
     table = tomllib.loads(declared.read_text(encoding="utf-8"))["project"].get("entry-points", {})
-    return tuple(metadata.EntryPoint(name, value, GROUP) for name, value in table.get(GROUP, {}).items())
+    return tuple(metadata.EntryPoint(name, value, group) for name, value in table.get(group, {}).items())
 
 
 def source_digest(folder: Path) -> str:

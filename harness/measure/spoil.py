@@ -66,7 +66,7 @@ def _spoiled(
     margin = _margin(parameter, wide, pair, bounds)
     yield "scaled", wide * (1.0 + margin)
     one = wide.clone()
-    one.view(-1)[-1] += margin * wide[wide.isfinite()].abs().max()
+    one.view(-1)[-1] += margin * wide.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().max()
     yield "element", one
     has_rows = axis is not None and good.ndim > 0 and good.shape[axis] > 1
     yield "swapped", wide.roll(1, dims=axis if has_rows and axis is not None else -1)

@@ -21,8 +21,9 @@ __all__ = ["edge_cells", "outside_cells", "plan"]
 
 CONTROL_STEP = 1.25
 """The control's error, as a multiple of the bound it must exceed."""
-SMOKE_BATCHES, SMOKE_CONTEXTS = (1, 3, 8), (1, 64, 65, 200)
-"""On a CPU: a page of 64 tokens and one more, and a context of several pages. 3 is no bucket's edge."""
+SMOKE_BATCHES, SMOKE_CONTEXTS = (1, 3, 8), (1, 64, 65, 200, 2100)
+"""On a CPU: a page of 64 tokens and one more, a context of several pages, and one of more keys than an
+implementation takes at once (a running maximum rescales from the second chunk on). 3 is no bucket's edge."""
 CONTEXTS = (1, 63, 64, 65, 1024, 4096, 65536)
 SMOKE_BYTES, SMOKE_OPERATIONS = 12 * 2**20, 10**9
 """Most that one call at the claimed model's rank shapes may move and compute on a CPU."""
@@ -118,14 +119,17 @@ def _op_checks(request: PlanRequest, op: OpContract, arch: Arch, needs: Tier) ->
     for model, cells in _models(request, arch):
         for number, cell in enumerate(cells):
             work = request.pack.traffic(op.name, cell, None)
-            key = (model, cell.tp, cell.batch, cell.drafts, *work)
+            # What an op leaves in a cache has the cache's dtype, whatever it moves and computes.
+            written = cell.kv_dtype if any(p.role == "state" for p in op.parameters) else None
+            key = (model, cell.tp, cell.batch, cell.drafts, written, *work)
             is_claimed = arch == "cpu" and model == request.pack.claimed_model
             if key in seen or (is_claimed and not _is_affordable(request, op, cell)):
                 continue
             seen.add(key)
             regimes = op.regimes
             if arch == "cpu" and not request.is_full:
-                regimes = _some_regimes(op.regimes, number, is_all=number == 0 and not is_claimed)
+                is_all = not is_claimed and _is_all_regimes(cell, number, cells)
+                regimes = _some_regimes(op.regimes, number, is_all)
             yield _check(request, op, cell, model, regimes, needs, missing)
 
 
@@ -146,10 +150,15 @@ def _models(request: PlanRequest, arch: Arch) -> Iterator[tuple[str, tuple[Cell,
 
 
 def _some_regimes(regimes: tuple[str, ...], number: int, is_all: bool) -> tuple[str, ...]:
-    """All of them in the first cell; in others the first and, in turn, one more."""
+    """All of them, or the first and, in turn, one more."""
     if is_all or len(regimes) < 2:
         return regimes
     return (regimes[0], regimes[1 + number % (len(regimes) - 1)])
+
+
+def _is_all_regimes(cell: Cell, number: int, cells: tuple[Cell, ...]) -> bool:
+    """Cells that code reaches by a branch of its own: the first, another cache dtype, the longest context."""
+    return number == 0 or cell.kv_dtype != cells[0].kv_dtype or cell.context == max(c.context for c in cells)
 
 
 def _is_affordable(request: PlanRequest, op: OpContract, cell: Cell) -> bool:
@@ -175,6 +184,8 @@ def _check(
         ("implementation", implementation),
         ("regimes", ",".join(regimes)),
         ("seed", _seed(request.seed, check_id)),
+        ("outputs", _written(op, "output")),
+        ("states", _written(op, "state")),
     )
     return Check(
         id=check_id,
@@ -216,6 +227,11 @@ def _thresholds(request: PlanRequest) -> tuple[Threshold, ...]:
     }
     values |= dict(proof.thresholds) if proof else {}
     return tuple(Threshold(name=name, value=value) for name, value in values.items())
+
+
+def _written(op: OpContract, role: str) -> str:
+    """Names of what an op writes, so that samples which leave one out can be told."""
+    return ",".join(p.name for p in op.parameters if p.role == role)
 
 
 def _seed(seed: int, check_id: str) -> int:

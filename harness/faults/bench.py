@@ -1,0 +1,262 @@
+"""What faults are planted in: the installed pack, its smoke plan, a scratch repository and an honest bundle.
+
+Checks are those that the planner makes of the claim under the smoke policy, unchanged, so that a fault is
+caught here only where a plain `fasttrack validate` would have caught it; the suite picks the few that touch
+what was patched. What no fault changes (honest samples, the bundle) is made once a run, in a folder that all
+workers share.
+"""
+
+import fcntl
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from tempfile import mkdtemp
+
+from harness.documents import load_claim, load_policy_set
+from harness.domain.bundle import BundleState, Environment
+from harness.domain.change import Change
+from harness.domain.check import Check, Outcome, Samples, StageName
+from harness.domain.errors import FasttrackError, InputError
+from harness.domain.faults import FaultColumn, Sighting
+from harness.domain.machine import Tier
+from harness.domain.pack import Pack
+from harness.domain.plan import Plan
+from harness.domain.policy import Policy, Proof
+from harness.domain.stage import PlanRequest, StageContext
+from harness.engines.packs import harness_digest, load_pack, pack_digest
+from harness.evidence.bundle import write_bundle
+from harness.evidence.reader import open_bundle
+from harness.evidence.run_folder import open_run
+from harness.evidence.verify import verify
+from harness.gate import Submission, decide, load_submission
+from harness.gate.replan import replan
+from harness.measure.machine import read_machine
+from harness.pipeline import judge_samples, rejudge
+from harness.planner import CodeDigests, make_plan, plan_seed
+from harness.repository import load_change
+from harness.stages import stage_of
+from harness.worker import LIGHT_STAGES, sample_check
+
+__all__ = ["Bench"]
+
+NONCE = "00000000fa017000"
+STATISTICAL = frozenset({StageName.SWEEP})
+"""Stages whose verdict noise alone can move; tasks among the evals are too."""
+BUNDLE_POLICY = Policy(
+    name="faults", summary="What the honest bundle of the fault suite must show.", zone_map="fasttrack",
+    proofs=(Proof(stage=StageName.ISOLATION), Proof(stage=StageName.EVALS, subjects=("drift",))),
+)  # fmt: skip
+
+
+class Bench:
+    """One worker's workplace; everything it makes lies under `folder`."""
+
+    def __init__(
+        self, folder: Path, pack: str = "k3_decode", seed: int = 0, note: Callable[[str], None] | None = None
+    ) -> None:
+        self.folder = folder
+        self.seed = seed
+        self.note = note or (lambda _: None)
+        self._pack_name = pack
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @cached_property
+    def pack(self) -> Pack:
+        """The installed pack."""
+        return load_pack(self._pack_name)
+
+    @cached_property
+    def request(self) -> PlanRequest:
+        """What a plain smoke run of the pack's own claim plans from, bound to no change."""
+        policy, zones, rules = load_policy_set("smoke")
+        change = Change(repository="none", base="0" * 40, head=f"{self.seed:040x}")
+        return PlanRequest(
+            pack=self.pack, claim=load_claim(self.pack.claim_file()), policy=policy, zones=zones, rules=rules,
+            change=change, machine=read_machine(), tier=Tier.SMOKE, is_full=False,
+            seed=plan_seed(change.head, NONCE),
+        )  # fmt: skip
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan of a smoke run; isolation is planned with a change, audit with its own pack."""
+        digests = CodeDigests(harness_digest(), pack_digest(self.pack))
+        return make_plan(self.request, digests, NONCE, LIGHT_STAGES)
+
+    def checks(self, *parts: str) -> tuple[Check, ...]:
+        """Planned checks that this machine can run and whose id holds any of `parts`, in plan order.
+
+        Raises `InputError` for a part that is in no id: the fault then looks at nothing.
+        """
+        checks = [c for c in self.plan.checks if c.unavailable is None]
+        idle = [part for part in parts if not any(part in c.id for c in checks)]
+        if idle:
+            raise InputError(
+                f"no planned check's id holds {', '.join(idle)}; name checks of `fasttrack plan`"
+            )
+        return tuple(c for c in checks if any(part in c.id for part in parts))
+
+    def run(self, checks: Sequence[Check], request: PlanRequest | None = None) -> tuple[Sighting, ...]:
+        """What the real stages say of checks, sampled and judged here and now."""
+        return tuple(self.seen(check, self._outcome(check, request or self.request)) for check in checks)
+
+    def seen(self, check: Check, outcome: Outcome) -> Sighting:
+        """An outcome as a sighting."""
+        is_task = check.stage is StageName.EVALS and check.subject != "drift"
+        return Sighting(
+            column=check.stage.value, subject=check.id, status=outcome.status.value,
+            words=outcome.summary[:600], is_statistical=check.stage in STATISTICAL or is_task,
+        )  # fmt: skip
+
+    def honest(self, part: str) -> tuple[Check, Samples]:
+        """The first planned check whose id holds `part`, and samples of it from the pack as it is."""
+        check = self.checks(part)[0]
+        kept = self.folder / "honest" / f"{check.id.replace('/', '~')}.json"
+        with self._once(kept) as is_first:
+            if is_first:
+                self.note(f"honest samples of {check.id}")
+                samples = sample_check(check, self.context(self.request))
+                kept.write_bytes(samples.canonical())
+        return check, Samples.from_json(kept.read_bytes())
+
+    def judge(self, check: Check, samples: Samples) -> Sighting:
+        """What the real judge says of samples."""
+        return self.seen(check, judge_samples(self.plan, check, samples))
+
+    def context(self, request: PlanRequest) -> StageContext:
+        """Folders and inputs of a stage for a request."""
+        folder = self.folder / "stages"
+        for name in ("cache", "logs", "ledger"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        return StageContext(
+            pack=request.pack, claim=request.claim, policy=request.policy, zones=request.zones,
+            rules=request.rules, change=request.change, machine=request.machine, tier=request.tier, tree=None,
+            cache=folder / "cache", logs=folder / "logs", ledger=folder / "ledger", progress=self.note,
+        )  # fmt: skip
+
+    def isolate(self, edit: Callable[[Path], None]) -> tuple[Sighting, ...]:
+        """What isolation says of a commit made by `edit` on top of the pack's own tree."""
+        repo = Path(mkdtemp(dir=self.folder, prefix="change-")) / "repo"
+        shutil.copytree(self.repository(), repo)
+        edit(repo)
+        _commit(repo)
+        try:
+            change, tree = load_change(repo, "HEAD~1", "HEAD")
+            with tree:
+                request = replace(self.request, change=change)
+                context = replace(self.context(request), tree=tree)
+                isolation = stage_of(StageName.ISOLATION)
+                checks = isolation.plan(request)
+                return tuple(self.seen(check, isolation.run(check, context)) for check in checks)
+        finally:
+            shutil.rmtree(repo.parent)
+
+    def repository(self) -> Path:
+        """A repository with two commits: the pack's sources, then an honest change to one of them."""
+        place = self.folder / "repository"
+        with self._once(place / ".made") as is_first:
+            if is_first:
+                _make_repository(place, self.pack)
+        return place
+
+    def bundle(self) -> Path:
+        """A fresh copy of an honest bundle, which verifies and which the gate admits under its policy."""
+        place = self.folder / "bundle"
+        with self._once(self.folder / "bundle.made") as is_first:
+            if is_first:
+                self.note("honest bundle")
+                self._write_bundle(place)
+        copy = Path(mkdtemp(dir=self.folder, prefix="copy-")) / "bundle"
+        shutil.copytree(place, copy)
+        return copy
+
+    def weigh(self, folder: Path, head: str | None = None) -> tuple[Sighting, ...]:
+        """What `bundle verify` and the gate say of a bundle."""
+        verification = verify(folder, _rejudge(folder), replan)
+        problems = "; ".join(f"{p.path} {p.message}" for p in verification.problems)
+        first = _refused("verify", verification.state is not BundleState.VERIFIED, problems)
+        verdict = decide([load_submission(folder, _rejudge(folder), replan)], BUNDLE_POLICY, head)
+        return first, _refused("gate", verdict.exit_code != 0, "; ".join(verdict.reasons))
+
+    def scratch(self) -> Path:
+        """A new empty folder; the caller removes it."""
+        return Path(mkdtemp(dir=self.folder, prefix="scratch-"))
+
+    def submission(self, folder: Path) -> Submission:
+        """A bundle as the gate takes it."""
+        return load_submission(folder, _rejudge(folder), replan)
+
+    def _outcome(self, check: Check, request: PlanRequest) -> Outcome:
+        return judge_samples(self.plan, check, sample_check(check, self.context(request)))
+
+    def _write_bundle(self, place: Path) -> None:
+        repo = self.repository()
+        change, tree = load_change(repo, "HEAD~1", "HEAD")
+        zones, rules = self.request.zones, self.request.rules
+        with tree:
+            request = replace(
+                self.request, policy=BUNDLE_POLICY, change=change, seed=plan_seed(change.head, NONCE),
+                zones=zones, rules=rules,
+            )  # fmt: skip
+            digests = CodeDigests(harness_digest(), pack_digest(self.pack))
+            plan = make_plan(request, digests, NONCE)
+            context = replace(self.context(request), tree=tree)
+            with open_run(place, plan) as run:
+                for check in plan.checks:
+                    samples = run.clean(sample_check(check, context))
+                    run.record(judge_samples(plan, check, samples), samples)
+                write_bundle(run, Environment(command=("fasttrack", "validate")))
+
+    @contextmanager
+    def _once(self, mark: Path) -> Iterator[bool]:
+        """Whether the caller is the first of all workers to make `mark`; others wait until it is there."""
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            is_first = not mark.exists()
+            yield is_first
+            if is_first:
+                mark.touch()
+
+
+def _rejudge(folder: Path) -> Callable[[Check, Samples | None], Outcome | None]:
+    """The real judge; nothing for a bundle whose plan cannot be read."""
+    try:
+        return rejudge(open_bundle(folder).plan)
+    except FasttrackError:
+        return lambda _check, _samples: None
+
+
+def _refused(subject: str, is_refused: bool, words: str) -> Sighting:
+    column: FaultColumn = "bundle"
+    return Sighting(
+        column=column,
+        subject=subject,
+        status="REFUSED" if is_refused else "PASS",
+        words=(words or "sound")[:600],
+    )
+
+
+def _make_repository(place: Path, pack: Pack) -> None:
+    inner = place / pack.repository_prefix
+    shutil.copytree(
+        pack.root, inner, ignore=shutil.ignore_patterns("__pycache__", "*.jsonl", "*.safetensors", "*.svg")
+    )
+    _git(place, "init", "-q", "-b", "main")
+    _commit(place)
+    note = inner / "README.md"
+    note.write_text("What this pack is, and how its ops are checked.\n")
+    _commit(place)
+
+
+def _commit(repo: Path) -> None:
+    _git(repo, "add", "-A", "-f", ".")
+    _git(repo, "commit", "-q", "--allow-empty", "-m", "change")
+
+
+def _git(repo: Path, *arguments: str) -> None:
+    who = ("-c", "user.name=faults", "-c", "user.email=faults@localhost", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", *who, *arguments], cwd=repo, check=True, capture_output=True)
