@@ -1,20 +1,17 @@
 """What the pack says of its ops and kernels, kept as data: planning needs neither torch nor a compiler.
 
-`python -m k3_decode.description --write` makes `description.json` from the ops' dossiers and the kernels'
-variants. Invariant: it counts only while its digest is that of the sources that it was made from; after any
-edit of them the dossiers themselves are read, until it is written again. It holds no results, only names,
-roles and sizes.
+`python -m k3_decode.pack --write` makes `description.json` from the ops' dossiers and the kernels' variants.
+Invariant: it counts only while its digest is that of the sources that it was made from; after any edit the
+dossiers themselves are read, until it is written again. It holds no results, only names, roles and sizes.
 """
 
-import argparse
 import hashlib
 import json
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FILE", "load_description", "main", "source_digest"]
+__all__ = ["FILE", "load_description", "render_description", "source_digest"]
 
 ROOT = Path(__file__).resolve().parent
 FILE = ROOT / "description.json"
@@ -44,23 +41,14 @@ def load_description(file: Path = FILE) -> Mapping[str, Any] | None:
     return {"ops": content["ops"], "variants": variants}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the file, or say whether it is up to date (exit code 1: it is not)."""
-    parser = argparse.ArgumentParser(prog="python -m k3_decode.description")
-    parser.add_argument("--write", action="store_true", help="needs torch and the kernel compiler")
-    if not parser.parse_args(argv).write:
-        is_fresh = load_description() is not None
-        sys.stdout.write(f"{FILE.name} is {'up to date' if is_fresh else 'of other sources: --write'}\n")
-        return 0 if is_fresh else 1
-    from k3_decode.pack import live_contracts, live_variants
-
-    content = {
-        "sources": source_digest(),
-        "ops": [op.model_dump(mode="json") for op in live_contracts()],
-        "kernels": _grouped(variant.model_dump(mode="json") for variant in live_variants()),
-    }
-    FILE.write_text(_lines(content), encoding="utf-8")
-    return 0
+def render_description(ops: Iterable[dict[str, Any]], variants: Iterable[dict[str, Any]]) -> str:
+    """The file's text, bound to the sources as they are now."""
+    groups = [
+        f'{{"shared": {json.dumps(group["shared"])}, "variants": [\n{_lines(group["variants"])}\n]}}'
+        for group in _grouped(variants)
+    ]
+    kernels = ",\n".join(groups)
+    return f'{{"sources": "{source_digest()}", "ops": [\n{_lines(ops)}\n], "kernels": [\n{kernels}\n]}}\n'
 
 
 def _grouped(variants: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -74,18 +62,6 @@ def _grouped(variants: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return groups
 
 
-def _lines(content: Mapping[str, Any]) -> str:
-    """JSON with a line for each op, group and variant, so that a change shows as what it is."""
-    groups = [
-        f'{{"shared": {json.dumps(group["shared"])}, "variants": [\n'
-        + ",\n".join(json.dumps(variant) for variant in group["variants"])
-        + "\n]}"
-        for group in content["kernels"]
-    ]
-    ops = ",\n".join(json.dumps(op) for op in content["ops"])
-    kernels = ",\n".join(groups)
-    return f'{{"sources": "{content["sources"]}", "ops": [\n{ops}\n], "kernels": [\n{kernels}\n]}}\n'
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def _lines(records: Iterable[dict[str, Any]]) -> str:
+    """A line for each record, so that a change shows as what it is."""
+    return ",\n".join(json.dumps(record) for record in records)

@@ -6,6 +6,7 @@ imports neither torch nor cutlass, and neither does planning while `description.
 something imports on use.
 """
 
+import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -14,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from harness.domain import pack as door
 from harness.domain.cell import Cell
-from k3_decode.description import load_description
+from k3_decode.description import FILE, load_description, render_description
 from k3_decode.ops.contract import OP_NAMES as OPS
 
 if TYPE_CHECKING:  # the rest of the package needs torch
     from k3_decode.ops.contract import Cell as OpCell
     from k3_decode.session import SessionSpec
 
-__all__ = ["K3DecodePack", "live_contracts", "live_variants"]
+__all__ = ["K3DecodePack", "live_contracts", "live_variants", "main"]
 
 ROOT = Path(__file__).resolve().parent
 PREFIX = "kernels/k3_decode/"
@@ -281,3 +282,20 @@ def _spec(request: door.SessionRequest) -> "SessionSpec":
         drafts=request.drafts, kv_dtype=request.kv_dtype, seed=request.seed, poisoned_op=request.poisoned_op,
         poison_scale=request.poison_scale,
     )  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the description, or say whether it is up to date (exit code 1: it is not)."""
+    parser = argparse.ArgumentParser(prog="python -m k3_decode.pack")
+    parser.add_argument("--write", action="store_true", help="needs torch and the kernel compiler")
+    if parser.parse_args(argv).write:
+        ops = [op.model_dump(mode="json") for op in live_contracts()]
+        variants = [variant.model_dump(mode="json") for variant in live_variants()]
+        FILE.write_text(render_description(ops, variants), encoding="utf-8")
+    is_fresh = load_description() is not None
+    sys.stdout.write(f"{FILE.name} is {'up to date' if is_fresh else 'of other sources; run with --write'}\n")
+    return 0 if is_fresh else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
