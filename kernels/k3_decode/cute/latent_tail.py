@@ -28,11 +28,10 @@ from typing import TYPE_CHECKING, Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, Int64
-from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from cutlass import Float32, Int32, Int64
 
 from k3_decode.cute import instructions as ins
-from k3_decode.cute import row_gemm, row_plan, row_stream, row_sums
+from k3_decode.cute import row_product
 from k3_decode.cute.plans import has_warpgroups, plan_for, plans_by_architecture
 from k3_decode.cute.row_plan import Plan
 from k3_decode.cute.row_sums import Finished
@@ -59,27 +58,9 @@ def _norm_and_project(
     eps: Float32,
     plan: cutlass.Constexpr,
 ):
-    place = row_plan.locate(plan)
-    if cutlass.const_expr(plan.cluster > 1):
-        row_sums.arm_barrier(plan, place, latent.shape[0], True)
-    segments = [(ins.byte_address(up_weight), plan.rows)]
-    store = _store_to(shared, out)
-    if cutlass.const_expr(plan.is_grouped):
-        tiles = row_gemm.Tiles(plan, place, segments, latent)
-        products = cute.make_rmem_tensor((plan.tokens // 2,), Float32)
-        products.fill(0.0)
-        totals = cute.make_rmem_tensor((len(tiles.tokens),), Float32)
-        totals.fill(0.0)
-        row_gemm.start(plan, tiles)
-        for stage in cutlass.range(tiles.count, unroll=1):
-            row_gemm.advance(plan, tiles, stage, products, totals, norm_weight)
-        row_gemm.publish(plan, place, tiles, products, totals)
-        row_sums.finish_published(plan, place, True, latent.shape[0], eps, store)
-    else:
-        sums, squares = row_stream.stream(plan, place, segments, latent, norm_weight)
-        row_sums.finish(plan, place, sums, squares, latent.shape[0], eps, store)
-    if place.is_first:
-        ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
+    segments = [(ins.byte_address(up_weight), up_weight.shape[0])]
+    counter = ins.byte_address(launches) + OP_INDEX * 4
+    row_product.multiply(plan, segments, latent, _store_to(shared, out), counter, norm_weight, eps)
 
 
 def _store_to(shared: cute.Tensor, out: cute.Tensor) -> Callable[[Finished], None]:
@@ -110,42 +91,24 @@ def _launch(
     plan: cutlass.Constexpr,
 ):
     _norm_and_project(latent, norm_weight, up_weight, shared, out, launches, eps, plan).launch(
-        grid=(plan.groups * plan.cluster, 1, 1),
-        block=(plan.threads, 1, 1),
-        cluster=(plan.cluster, 1, 1),
-        smem=row_plan.shared_layout(plan).size,
-        min_blocks_per_mp=plan.blocks_per_sm,
-        preferred_smem_carveout=row_plan.CARVEOUT,
-        stream=stream,
-        use_pdl=True,
+        **row_product.launch_of(plan, up_weight.shape[0], stream)
     )
 
 
 @cache
 def compile_plan(plan: Plan) -> Callable[..., None]:
-    """The launch for one plan; token count and strides stay symbolic."""
-    tokens = cute.sym_int32()
-
-    def rows_of(width: int) -> Any:
-        return make_fake_tensor(
-            BFloat16, (tokens, width), (cute.sym_int64(divisibility=8), 1), assumed_align=16
-        )
-
-    norm = make_fake_tensor(BFloat16, (plan.k,), (1,), assumed_align=16)
-    up = make_fake_tensor(BFloat16, (plan.rows, plan.k), (plan.k, 1), assumed_align=16)
-    launches = make_fake_tensor(Int32, (cute.sym_int32(),), (1,), assumed_align=4)
-    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    latent, shared, out = rows_of(plan.k), rows_of(plan.rows), rows_of(plan.rows)
+    """The launch for one plan; token count, weight rows and strides stay symbolic."""
+    tokens, rows = cute.sym_int32(), cute.sym_int32()
     compiled: Callable[..., None] = cute.compile(
         _launch,
-        latent,
-        norm,
-        up,
-        shared,
-        out,
-        launches,
+        row_product.rows_of(tokens, plan.k),
+        row_product.vector_of(plan.k),
+        row_product.matrix_of(rows, plan.k),
+        row_product.rows_of(tokens, rows),
+        row_product.rows_of(tokens, rows),
+        row_product.vector_of(cute.sym_int32(), Int32),
         Float32(1e-5),
-        stream,
+        row_product.stream_of(),
         plan,
         options="--enable-tvm-ffi",
     )
@@ -172,12 +135,11 @@ def latent_tail(
 
 def variants() -> tuple[Variant, ...]:
     """Whole and sharded tails of K3 and of the small models, at each token capacity."""
-    forms = [
-        form
+    shapes = tuple(
+        (model.hidden // parts, model.latent)
         for model, divisions in ((K3, (8, 16, 1, 2, 4)), (CANARY, (1, 2)), (NANO, (1, 2)))
         for parts in divisions
-        for form in plans_by_architecture(model.hidden // parts, model.latent)
-    ]
+    )
     roles = (
         ("latent", "activation"), ("norm_weight", "weight"), ("up_weight", "weight"),
         ("shared", "activation"), ("out", "output"), ("launches", "workspace"),
@@ -190,8 +152,8 @@ def variants() -> tuple[Variant, ...]:
             compile=lambda plan=plan: compile_plan(plan),  # type: ignore[misc]
             parameters=roles,
             source="cute/latent_tail.py",
-            is_smoke=(plan.rows, plan.tokens) == (896, 8),
+            is_smoke=plan == plan_for(896, 3584, 8, True),
             max_cluster=plan.cluster,
         )
-        for plan, architectures in dict.fromkeys(forms)
+        for plan, architectures in plans_by_architecture(shapes)
     )

@@ -27,11 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, Int64
-from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from cutlass import Float32, Int32, Int64
 
 from k3_decode.cute import instructions as ins
-from k3_decode.cute import row_gemm, row_plan, row_stream, row_sums
+from k3_decode.cute import row_product
 from k3_decode.cute.plans import has_warpgroups, plan_for, plans_by_architecture
 from k3_decode.cute.row_plan import Plan
 from k3_decode.cute.row_sums import Finished
@@ -58,35 +57,20 @@ def _project_both(
     latent: cute.Tensor,
     launches: cute.Tensor,
     plan: cutlass.Constexpr,
-    experts: cutlass.Constexpr,
 ):
-    place = row_plan.locate(plan)
-    if cutlass.const_expr(plan.cluster > 1):
-        row_sums.arm_barrier(plan, place, x.shape[0], False)
+    experts = router_weight.shape[0]
     segments = [
         (ins.byte_address(router_weight), experts),
-        (ins.byte_address(down_weight), plan.rows - experts),
+        (ins.byte_address(down_weight), down_weight.shape[0]),
     ]
+    counter = ins.byte_address(launches) + OP_INDEX * 4
     store = _store_to(logits, latent, experts)
-    if cutlass.const_expr(plan.is_grouped):
-        tiles = row_gemm.Tiles(plan, place, segments, x)
-        products = cute.make_rmem_tensor((plan.tokens // 2,), Float32)
-        products.fill(0.0)
-        row_gemm.start(plan, tiles)
-        for stage in cutlass.range(tiles.count, unroll=1):
-            row_gemm.advance(plan, tiles, stage, products, None, None, is_chained=False)
-        row_gemm.publish(plan, place, tiles, products, None)
-        row_sums.finish_published(plan, place, False, x.shape[0], None, store)
-    else:
-        sums, _ = row_stream.stream(plan, place, segments, x, chain=CHAIN_STEPS)
-        row_sums.finish(plan, place, sums, None, x.shape[0], None, store)
-    if place.is_first:
-        ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
+    row_product.multiply(plan, segments, x, store, counter, chain=CHAIN_STEPS)
 
 
-def _store_to(logits: cute.Tensor, latent: cute.Tensor, experts: int) -> Callable[[Finished], None]:
+def _store_to(logits: cute.Tensor, latent: cute.Tensor, experts: Any) -> Callable[[Finished], None]:
     """What writes a finished pair to the output of its rows; the first row of `latent` is `experts`."""
-    logits_at, latent_at = ins.byte_address(logits), ins.byte_address(latent) - Int64(experts * 2)
+    logits_at, latent_at = ins.byte_address(logits), ins.byte_address(latent) - Int64(experts) * 2
     logits_stride, latent_stride = logits.stride[0], latent.stride[0]
 
     def store(pair: Finished) -> None:
@@ -110,41 +94,28 @@ def _launch(
     launches: cute.Tensor,
     stream: Any,
     plan: cutlass.Constexpr,
-    experts: cutlass.Constexpr,
 ):
-    _project_both(x, router_weight, down_weight, logits, latent, launches, plan, experts).launch(
-        grid=(plan.groups * plan.cluster, 1, 1),
-        block=(plan.threads, 1, 1),
-        cluster=(plan.cluster, 1, 1),
-        smem=row_plan.shared_layout(plan).size,
-        min_blocks_per_mp=plan.blocks_per_sm,
-        preferred_smem_carveout=row_plan.CARVEOUT,
-        stream=stream,
-        use_pdl=True,
+    rows = router_weight.shape[0] + down_weight.shape[0]
+    _project_both(x, router_weight, down_weight, logits, latent, launches, plan).launch(
+        **row_product.launch_of(plan, rows, stream)
     )
 
 
 @cache
-def compile_plan(plan: Plan, experts: int) -> Callable[..., None]:
-    """The launch for one plan whose first `experts` rows are the router's; the rest stays symbolic."""
-    tokens = cute.sym_int32()
-
-    def stride() -> Any:
-        return cute.sym_int64(divisibility=8)
-
-    x = make_fake_tensor(BFloat16, (tokens, plan.k), (stride(), 1), assumed_align=16)
-    router = make_fake_tensor(BFloat16, (experts, plan.k), (plan.k, 1), assumed_align=16)
-    down = make_fake_tensor(BFloat16, (plan.rows - experts, plan.k), (plan.k, 1), assumed_align=16)
-    logits = make_fake_tensor(
-        Float32, (tokens, experts), (cute.sym_int64(divisibility=2), 1), assumed_align=8
-    )
-    latent = make_fake_tensor(
-        BFloat16, (tokens, plan.rows - experts), (cute.sym_int64(divisibility=2), 1), assumed_align=4
-    )
-    launches = make_fake_tensor(Int32, (cute.sym_int32(),), (1,), assumed_align=4)
-    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+def compile_plan(plan: Plan) -> Callable[..., None]:
+    """The launch for one plan; token count, rows of both weights and strides stay symbolic."""
+    tokens, experts, width = cute.sym_int32(), cute.sym_int32(), cute.sym_int32()
     compiled: Callable[..., None] = cute.compile(
-        _launch, x, router, down, logits, latent, launches, stream, plan, experts, options="--enable-tvm-ffi"
+        _launch,
+        row_product.rows_of(tokens, plan.k),
+        row_product.matrix_of(experts, plan.k),
+        row_product.matrix_of(width, plan.k),
+        row_product.rows_of(tokens, experts, Float32, 2),
+        row_product.rows_of(tokens, width, stride_of=2),
+        row_product.vector_of(cute.sym_int32(), Int32),
+        row_product.stream_of(),
+        plan,
+        options="--enable-tvm-ffi",
     )
     return compiled
 
@@ -165,18 +136,17 @@ def moe_front(
         raise ValueError(f"moe_front: {tokens} rows of x are outside 1..64; split the step")
     if experts % 2 or width % 2:
         raise ValueError(f"moe_front: {experts} router and {width} latent rows must be even")
-    launch = compile_plan(plan_for(experts + width, hidden, tokens, has_warpgroups()), experts)
+    launch = compile_plan(plan_for(experts + width, hidden, tokens, has_warpgroups()))
     launch(x, router_weight, down_weight, logits, latent, launches)
 
 
 def variants() -> tuple[Variant, ...]:
     """Whole and sharded fronts of K3 and of the small models, at each token capacity."""
-    forms = [
-        (form, model.experts // parts)
+    shapes = tuple(
+        ((model.experts + model.latent) // parts, model.hidden)
         for model, divisions in ((K3, (8, 16, 1, 2, 4)), (CANARY, (1, 2)), (NANO, (1, 2)))
         for parts in divisions
-        for form in plans_by_architecture((model.experts + model.latent) // parts, model.hidden)
-    ]
+    )
     roles = (
         ("x", "activation"), ("router_weight", "weight"), ("down_weight", "weight"), ("logits", "output"),
         ("latent", "output"), ("launches", "workspace"),
@@ -184,13 +154,13 @@ def variants() -> tuple[Variant, ...]:
     return tuple(
         Variant(
             op="moe_front",
-            name=f"moe_front_e{experts}_{plan.name}",
+            name=f"moe_front_{plan.name}",
             architectures=architectures,
-            compile=lambda plan=plan, experts=experts: compile_plan(plan, experts),  # type: ignore[misc]
+            compile=lambda plan=plan: compile_plan(plan),  # type: ignore[misc]
             parameters=roles,
             source="cute/moe_front.py",
-            is_smoke=(experts, plan.tokens) == (112, 8),
+            is_smoke=plan == plan_for(560, 7168, 8, True),
             max_cluster=plan.cluster,
         )
-        for (plan, architectures), experts in dict.fromkeys(forms)
+        for plan, architectures in plans_by_architecture(shapes)
     )

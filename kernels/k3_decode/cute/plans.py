@@ -95,7 +95,6 @@ def plan_for(rows: int, k: int, tokens: int, is_grouped: bool) -> Plan:
     else:
         tiling = _wide(rows, k)
     return Plan(
-        rows=rows,
         k=k,
         tokens=room,
         row_tiles=tiling.row_tiles,
@@ -105,17 +104,18 @@ def plan_for(rows: int, k: int, tokens: int, is_grouped: bool) -> Plan:
         depth=tiling.depth,
         blocks_per_sm=tiling.blocks_per_sm,
         is_grouped=tiling.is_grouped,
+        is_whole=rows % (8 * tiling.row_tiles * tiling.row_warps) == 0,
     )
 
 
 def plans_by_architecture(
-    rows: int, k: int, capacities: tuple[int, ...] = CAPACITIES
+    shapes: tuple[Shape, ...], capacities: tuple[int, ...] = CAPACITIES
 ) -> tuple[tuple[Plan, tuple[str, ...]], ...]:
-    """The plans of a shape at each token capacity, each with the architectures that take it."""
+    """The plans of shapes (rows, K) at each token capacity, each with the architectures that take it."""
     found: dict[Plan, tuple[str, ...]] = {}
     for architectures, is_grouped in ((DISPATCHED, True), (COMPILED, False)):
-        for tokens in capacities:
-            plan = plan_for(rows, k, tokens, is_grouped)
+        plans = (plan_for(*shape, tokens, is_grouped) for shape in shapes for tokens in capacities)
+        for plan in dict.fromkeys(plans):
             found[plan] = found.get(plan, ()) + architectures
     return tuple(found.items())
 

@@ -28,11 +28,10 @@ from typing import TYPE_CHECKING, Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64
-from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from k3_decode.cute import instructions as ins
-from k3_decode.cute import row_gemm, row_plan, row_stream, row_sums
-from k3_decode.cute.plans import CAPACITIES, has_warpgroups, plan_for, plans_by_architecture
+from k3_decode.cute import row_product
+from k3_decode.cute.plans import has_warpgroups, plan_for, plans_by_architecture
 from k3_decode.cute.row_plan import Plan
 from k3_decode.cute.row_sums import Finished
 from k3_decode.cute.variant import Variant
@@ -41,7 +40,7 @@ from k3_decode.shapes import CANARY, K3, NANO
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["projection", "variants"]
+__all__ = ["compile_plan", "projection", "variants"]
 
 OP_INDEX = 1
 """Place of the op in the launch counters."""
@@ -58,26 +57,10 @@ def _project(
     plan: cutlass.Constexpr,
     is_fp32: cutlass.Constexpr,
 ):
-    place = row_plan.locate(plan)
-    if cutlass.const_expr(plan.cluster > 1):
-        row_sums.arm_barrier(plan, place, x.shape[0], False)
-    segments = [(ins.byte_address(weight), plan.rows)]
-    store = _store_to(out, is_fp32)
-    if cutlass.const_expr(plan.is_grouped):
-        tiles = row_gemm.Tiles(plan, place, segments, x)
-        products = cute.make_rmem_tensor((plan.tokens // 2,), Float32)
-        products.fill(0.0)
-        row_gemm.start(plan, tiles)
-        for stage in cutlass.range(tiles.count, unroll=1):
-            row_gemm.advance(plan, tiles, stage, products, None, None, is_chained=not is_fp32)
-        row_gemm.publish(plan, place, tiles, products, None)
-        row_sums.finish_published(plan, place, False, x.shape[0], None, store)
-    else:
-        chain = CHAIN_STEPS if is_fp32 else None
-        sums, _ = row_stream.stream(plan, place, segments, x, chain=chain)
-        row_sums.finish(plan, place, sums, None, x.shape[0], None, store)
-    if place.is_first:
-        ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
+    segments = [(ins.byte_address(weight), weight.shape[0])]
+    counter = ins.byte_address(launches) + OP_INDEX * 4
+    chain = CHAIN_STEPS if is_fp32 else None
+    row_product.multiply(plan, segments, x, _store_to(out, is_fp32), counter, chain=chain)
 
 
 def _store_to(out: cute.Tensor, is_fp32: bool) -> Callable[[Finished], None]:
@@ -105,29 +88,24 @@ def _launch(
     is_fp32: cutlass.Constexpr,
 ):
     _project(x, weight, out, launches, plan, is_fp32).launch(
-        grid=(plan.groups * plan.cluster, 1, 1),
-        block=(plan.threads, 1, 1),
-        cluster=(plan.cluster, 1, 1),
-        smem=row_plan.shared_layout(plan).size,
-        min_blocks_per_mp=plan.blocks_per_sm,
-        preferred_smem_carveout=row_plan.CARVEOUT,
-        stream=stream,
-        use_pdl=True,
+        **row_product.launch_of(plan, weight.shape[0], stream)
     )
 
 
 @cache
 def compile_plan(plan: Plan, is_fp32: bool) -> Callable[..., None]:
-    """The launch for one plan; the token count and strides stay symbolic."""
-    tokens = cute.sym_int32()
-    x = make_fake_tensor(BFloat16, (tokens, plan.k), (cute.sym_int64(divisibility=8), 1), assumed_align=16)
-    weight = make_fake_tensor(BFloat16, (plan.rows, plan.k), (plan.k, 1), assumed_align=16)
-    kind = Float32 if is_fp32 else BFloat16
-    out = make_fake_tensor(kind, (tokens, plan.rows), (cute.sym_int64(divisibility=8), 1), assumed_align=16)
-    launches = make_fake_tensor(Int32, (cute.sym_int32(),), (1,), assumed_align=4)
-    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    """The launch for one plan; token count, weight rows and strides stay symbolic."""
+    tokens, rows = cute.sym_int32(), cute.sym_int32()
     compiled: Callable[..., None] = cute.compile(
-        _launch, x, weight, out, launches, stream, plan, is_fp32, options="--enable-tvm-ffi"
+        _launch,
+        row_product.rows_of(tokens, plan.k),
+        row_product.matrix_of(rows, plan.k),
+        row_product.rows_of(tokens, rows, Float32 if is_fp32 else BFloat16),
+        row_product.vector_of(cute.sym_int32(), Int32),
+        row_product.stream_of(),
+        plan,
+        is_fp32,
+        options="--enable-tvm-ffi",
     )
     return compiled
 
@@ -160,12 +138,11 @@ def variants() -> tuple[Variant, ...]:
             (rank.kda_in_rows, rank.model.hidden),
             (rank.mla_in_rows, rank.model.hidden),
             (rank.model.hidden, rank.channels),
-            (rank.model.vocab // rank.tp, rank.model.hidden),
         )
     )
-    forms = [(form, False) for shape in shapes for form in plans_by_architecture(*shape)]
-    heads = ((20480, 7168), (320, 192), (320, 128))
-    forms += [(form, True) for shape in heads for form in plans_by_architecture(*shape, CAPACITIES[:1])]
+    heads = dict.fromkeys((rank.model.vocab // rank.tp, rank.model.hidden) for rank in ranks)
+    forms = [(*form, False) for form in plans_by_architecture(tuple(shapes))]
+    forms += [(*form, True) for form in plans_by_architecture(tuple(heads))]
     roles = (("x", "activation"), ("weight", "weight"), ("out", "output"), ("launches", "workspace"))
     return tuple(
         Variant(
@@ -175,8 +152,8 @@ def variants() -> tuple[Variant, ...]:
             compile=lambda plan=plan, is_fp32=is_fp32: compile_plan(plan, is_fp32),  # type: ignore[misc]
             parameters=roles,
             source="cute/projection.py",
-            is_smoke=(plan.rows, plan.k, plan.tokens) == (7168, 1536, 8),
+            is_smoke=(plan.k, plan.tokens) == (1536, 8),
             max_cluster=plan.cluster,
         )
-        for (plan, architectures), is_fp32 in forms
+        for plan, architectures, is_fp32 in forms
     )

@@ -17,7 +17,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from k3_decode.cute import instructions as ins
-from k3_decode.cute.row_plan import Place, Plan, row_addresses, shared_layout
+from k3_decode.cute.row_plan import Place, Plan, Segments, row_addresses, shared_layout
 
 __all__ = ["BLOCK", "Tiles", "advance", "publish", "start"]
 
@@ -29,7 +29,7 @@ LINE = BLOCK * 2
 class Tiles:
     """What a thread copies and multiplies: addresses that stay fixed over the stages."""
 
-    def __init__(self, plan: Plan, place: Place, segments: list[tuple[Int64, int]], x: cute.Tensor) -> None:
+    def __init__(self, plan: Plan, place: Place, segments: Segments, x: cute.Tensor) -> None:
         self.plan = plan
         total = plan.k // BLOCK
         first = place.rank * total // plan.cluster

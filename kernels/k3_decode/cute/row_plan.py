@@ -20,8 +20,10 @@ __all__ = [
     "Layout",
     "Place",
     "Plan",
+    "Segments",
     "locate",
     "row_addresses",
+    "row_count",
     "shared_layout",
 ]
 
@@ -30,14 +32,16 @@ STEP = 32
 CARVEOUT = 100
 """Share of L1 kept as shared memory, in percent; equal for all kernels of a step, because a multiprocessor
 that has to change it drains first, and then the next kernel cannot start early."""
+Segments = list[tuple[Int64, Int32]]
+"""Weights that follow one another as one matrix: device address and rows of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one product is laid over the device; compile-time constants, so equal plans share a compilation."""
+    """How products of one row length are laid over the device; compile-time constants, so equal plans share a
+    compilation. The number of weight rows is none of them.
+    """
 
-    rows: int
-    """Weight rows in all."""
     k: int
     """Row length, a multiple of 32."""
     tokens: int
@@ -56,6 +60,8 @@ class Plan:
     """Blocks that the compiler must leave registers for on one multiprocessor."""
     is_grouped: bool = False
     """Whether warpgroups of 64 rows multiply (`row_gemm`), `depth` stages of 64 K elements; sm_90a only."""
+    is_whole: bool = False
+    """Whether the weight's rows fill every cluster, so that no address needs a bound."""
 
     def __post_init__(self) -> None:
         if self.k % STEP or self.tokens not in (8, 16, 32, 64):
@@ -72,11 +78,6 @@ class Plan:
     def group_rows(self) -> int:
         """Rows of a cluster."""
         return 8 * self.row_tiles * self.row_warps
-
-    @property
-    def groups(self) -> int:
-        """Clusters in the grid."""
-        return -(-self.rows // self.group_rows)
 
     @property
     def parts(self) -> int:
@@ -116,9 +117,9 @@ class Plan:
     @property
     def name(self) -> str:
         """The constants in short, for a variant's name."""
-        shape = f"m{self.rows}_k{self.k}_b{self.tokens}"
         tiling = f"r{self.row_tiles}x{self.row_warps}_w{self.k_warps}_c{self.cluster}_d{self.depth}"
-        return f"{shape}_{tiling}_o{self.blocks_per_sm}{'_grouped' if self.is_grouped else ''}"
+        kind = f"{'_grouped' if self.is_grouped else ''}{'_whole' if self.is_whole else ''}"
+        return f"k{self.k}_b{self.tokens}_{tiling}_o{self.blocks_per_sm}{kind}"
 
 
 class Layout(NamedTuple):
@@ -186,17 +187,26 @@ def locate(plan: Plan) -> Place:
     )
 
 
-def row_addresses(plan: Plan, rows: list[Int32], segments: list[tuple[Int64, int]]) -> list[Int64]:
-    """Device addresses of weight rows in `segments`: (device address, rows) of weights in order."""
-    if len(segments) == 1 and plan.rows % plan.group_rows == 0:
+def row_addresses(plan: Plan, rows: list[Int32], segments: Segments) -> list[Int64]:
+    """Device addresses of weight rows in `segments`; rows past the end repeat the last one."""
+    if len(segments) == 1 and plan.is_whole:
         base = segments[0][0] + Int64(rows[0]) * (plan.k * 2)
         return [base + Int64(row - rows[0]) * (plan.k * 2) for row in rows]
+    total = row_count(segments)
     addresses = []
     for row in rows:
-        at = ins.at_most(row, Int32(plan.rows - 1))
-        base, start = segments[0][0], 0
+        at = ins.at_most(row, total - 1)
+        base, start = segments[0][0], Int32(0)
         for (_, length), (address, _) in pairwise(segments):
-            start += length
-            base = ins.choose_address(at - start, base, address - Int64(start * plan.k * 2))
+            start = start + length
+            base = ins.choose_address(at - start, base, address - Int64(start) * (plan.k * 2))
         addresses.append(base + Int64(at) * (plan.k * 2))
     return addresses
+
+
+def row_count(segments: Segments) -> Int32:
+    """Weight rows of all segments."""
+    total = segments[0][1]
+    for _, length in segments[1:]:
+        total = total + length
+    return total

@@ -1,15 +1,14 @@
 """Skinny products `x @ weight.T` that read every weight byte once, straight from device memory into mma
 operands.
 
-The shared body of `projection`, `moe_front` and `latent_tail`; those modules own launches, outputs and
-epilogues.
+`row_product` runs it for the ops, which own their outputs and epilogues.
 
 A warp owns `row_tiles` x 8 weight rows and a slice of K, in steps of 32: lane (g, t) = (lane // 4, lane %
 4) reads the 16 bytes of row g at K offset 8t of the step, and the same 16 bytes of token g. These are the
 B and the A operand of two `m16n8k16` products once K is renumbered (word pairs 0,1 and 2,3 of each lane),
 so weights keep their natural row-major layout and pass through no shared memory. Weight loads run `depth`
-steps ahead of the products; the first `depth` steps are issued before
-the wait on the previous kernel, since weights are constant.
+steps ahead of the products; the first `depth` steps are issued before the wait on the previous kernel,
+since weights are constant.
 
 Partial sums meet in a fixed order: within a warp along K, then over the warps of a block, then over the
 blocks of a cluster (each block finishes a share of the row pairs and receives the others' sums by
@@ -23,17 +22,15 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from k3_decode.cute import instructions as ins
-from k3_decode.cute.row_plan import CARVEOUT, STEP, Place, Plan, row_addresses
+from k3_decode.cute.row_plan import CARVEOUT, STEP, Place, Plan, Segments, row_addresses
 
-__all__ = ["CARVEOUT", "Segments", "Sums", "stream"]
+__all__ = ["CARVEOUT", "Sums", "stream"]
 
 TOKENS_AHEAD = 2
 """Steps of activations in flight: they come from L2, so one step of weights covers their latency."""
 
 Sums = list[list[tuple[Float32, ...]]]
 """Accumulators by tile of 8 rows and tile of 16 tokens: 4 fp32 of the mma's layout."""
-Segments = list[tuple[Int64, int]]
-"""Weights that follow one another as one matrix: device address and rows of each."""
 
 
 class _Rows(NamedTuple):
@@ -89,7 +86,7 @@ def stream(
 
 
 def _open_rows(plan: Plan, place: Place, segments: Segments) -> _Rows:
-    """Addresses of the warp's rows in `segments`: (device address, rows) of weights in order."""
+    """Addresses of the warp's rows in `segments`."""
     part = place.rank * plan.k_warps + place.k_warp
     whole = plan.k // STEP
     first = part * plan.steps if plan.is_even else part * whole // plan.parts

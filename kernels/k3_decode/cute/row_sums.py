@@ -15,7 +15,7 @@ from k3_decode.cute import instructions as ins
 from k3_decode.cute.row_plan import Layout, Place, Plan, shared_layout
 from k3_decode.cute.row_stream import Sums
 
-__all__ = ["Finished", "arm_barrier", "finish", "finish_published", "own_pairs"]
+__all__ = ["Extent", "Finished", "arm_barrier", "finish", "finish_published", "own_pairs"]
 
 
 @cute.jit
@@ -37,6 +37,14 @@ def own_pairs(plan: Plan, place: Place) -> Int32:
     return -ins.at_most(-left, Int32(0))
 
 
+class Extent(NamedTuple):
+    """What a launch holds of what its plan has room for."""
+
+    tokens: Int32
+    rows: Int32
+    """Weight rows."""
+
+
 class Finished(NamedTuple):
     """Two sums ready to be stored: of weight rows `row` and `row + 1`, for one token."""
 
@@ -55,20 +63,20 @@ def finish(
     place: Place,
     sums: Sums,
     squares: list[Float32] | None,
-    count: Int32,
+    extent: Extent,
     eps: Float32 | None,
     store: Callable[[Finished], None],
 ) -> None:
     """Add the partial sums of all warps and of the cluster, and hand each row pair to `store` once."""
     _publish(plan, place, sums, squares, shared_layout(plan))
-    finish_published(plan, place, squares is not None, count, eps, store)
+    finish_published(plan, place, squares is not None, extent, eps, store)
 
 
 def finish_published(
     plan: Plan,
     place: Place,
     has_norm: bool,
-    count: Int32,
+    extent: Extent,
     eps: Float32 | None,
     store: Callable[[Finished], None],
 ) -> None:
@@ -76,7 +84,7 @@ def finish_published(
     layout = shared_layout(plan)
     cute.arch.sync_threads()
     if plan.cluster > 1:
-        _send(plan, place, has_norm, count, layout)
+        _send(plan, place, has_norm, extent.tokens, layout)
         barrier = cute.arch.get_dyn_smem(Int64, alignment=1024)
         cute.arch.mbarrier_wait(barrier, 0)
     width = plan.share if plan.cluster > 1 else plan.pairs
@@ -97,7 +105,7 @@ def finish_published(
             scale = cute.rsqrt(total * (1.0 / plan.k) + eps)
         own = place.rank * plan.share + pair if plan.cluster > 1 else pair
         row = place.first_row + own * 2
-        is_wanted = Int32(token < count) & Int32(own < plan.pairs) & Int32(row < plan.rows)
+        is_wanted = Int32(token < extent.tokens) & Int32(own < plan.pairs) & Int32(row < extent.rows)
         store(Finished(token, row, low, high, scale, is_wanted))
 
 

@@ -193,11 +193,11 @@ def numpy_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., NumpyMachine
     """Builds a machine and points the traced modules at it."""
     pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not installed")
 
-    from k3_decode.cute import row_gemm, row_plan, row_stream, row_sums
+    from k3_decode.cute import row_gemm, row_plan, row_product, row_stream, row_sums
 
-    def build(op: Any, plan: Any) -> NumpyMachine:
+    def build(op: Any, plan: Any, rows: int) -> NumpyMachine:
         size = row_plan.shared_layout(plan).size
-        machine = NumpyMachine(plan.groups * plan.cluster, plan.threads, plan.cluster, size)
+        machine = NumpyMachine(row_product.blocks_of(plan, rows), plan.threads, plan.cluster, size)
         for module in (row_plan, row_stream, row_gemm, row_sums, op):
             monkeypatch.setattr(module, "ins", _instructions(machine))
             for name in ("Int32", "Int64"):

@@ -14,13 +14,13 @@ from k3_decode.cute.row_plan import Plan
 from k3_decode.cute.variant import COMPILED, DISPATCHED
 
 PLANS = {
-    "one_block": Plan(48, 256, 8, 3, 1, 4, 1, 2),
-    "uneven_k": Plan(48, 224, 16, 2, 1, 3, 1, 3, 2),
-    "two_row_warps": Plan(64, 128, 8, 2, 2, 2, 1, 2),
-    "cluster_of_four": Plan(40, 512, 32, 2, 1, 2, 4, 2),
-    "warpgroup": Plan(64, 256, 16, 2, 4, 1, 1, 3, is_grouped=True),
-    "warpgroups_in_a_cluster": Plan(120, 512, 64, 2, 8, 1, 2, 2, is_grouped=True),
-    "uneven_cluster": Plan(24, 352, 8, 1, 1, 2, 3, 2),
+    "one_block": (48, Plan(256, 8, 3, 1, 4, 1, 2, is_whole=True)),
+    "uneven_k": (48, Plan(224, 16, 2, 1, 3, 1, 3, 2)),
+    "two_row_warps": (64, Plan(128, 8, 2, 2, 2, 1, 2)),
+    "cluster_of_four": (40, Plan(512, 32, 2, 1, 2, 4, 2)),
+    "warpgroup": (64, Plan(256, 16, 2, 4, 1, 1, 3, is_grouped=True)),
+    "warpgroups_in_a_cluster": (120, Plan(512, 64, 2, 8, 1, 2, 2, is_grouped=True)),
+    "uneven_cluster": (24, Plan(352, 8, 1, 1, 2, 3, 2)),
 }
 
 
@@ -31,16 +31,16 @@ def halves(words: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_every_plan_norms_projects_and_adds(name: str, numpy_machine: Callable[..., Any]) -> None:
-    plan, tokens, eps = PLANS[name], 5, 1e-5
-    machine = numpy_machine(op, plan)
+    (rows, plan), tokens, eps = PLANS[name], 5, 1e-5
+    machine = numpy_machine(op, plan, rows)
     random = np.random.default_rng(9)
-    shapes = ((tokens, plan.k), (plan.k,), (plan.rows, plan.k), (tokens, plan.rows))
+    shapes = ((tokens, plan.k), (plan.k,), (rows, plan.k), (tokens, rows))
     latent_at, norm_at, up_at, shared_at = (machine.place_bf16(random.standard_normal(s)) for s in shapes)
-    empty = np.full(tokens * plan.rows // 2, 0x7FC07FC0, np.uint32)
-    out_at = machine.place(empty, (tokens, plan.rows), (plan.rows, 1))
+    empty = np.full(tokens * rows // 2, 0x7FC07FC0, np.uint32)
+    out_at = machine.place(empty, (tokens, rows), (rows, 1))
 
-    place = row_plan.locate(plan)
-    segments = [(op.ins.byte_address(up_at), plan.rows)]
+    place, extent = row_plan.locate(plan), row_sums.Extent(tokens, rows)
+    segments = [(op.ins.byte_address(up_at), rows)]
     store = op._store_to(shared_at, out_at)
     if plan.is_grouped:
         tiles = row_gemm.Tiles(plan, place, segments, latent_at)
@@ -49,10 +49,10 @@ def test_every_plan_norms_projects_and_adds(name: str, numpy_machine: Callable[.
         for stage in range(int(tiles.count.max())):
             row_gemm.advance(plan, tiles, stage, sums, squares, norm_at)
         row_gemm.publish(plan, place, tiles, sums, squares)
-        row_sums.finish_published(plan, place, True, tokens, eps, store)
+        row_sums.finish_published(plan, place, True, extent, eps, store)
     else:
         sums, squares = row_stream.stream(plan, place, segments, latent_at, norm_at)
-        row_sums.finish(plan, place, sums, squares, tokens, eps, store)
+        row_sums.finish(plan, place, sums, squares, extent, eps, store)
 
     tensors = (latent_at, norm_at, up_at, shared_at)
     latent, norm, up, shared = (

@@ -15,16 +15,16 @@ from k3_decode.cute.variant import COMPILED, DISPATCHED
 
 
 def run_in_numpy(
-    machine_of: Callable[..., Any], plan: Plan, experts: int, tokens: int
+    machine_of: Callable[..., Any], rows: int, plan: Plan, experts: int, tokens: int
 ) -> tuple[np.ndarray, ...]:
     """Logits and latent by the traced functions, and both products of random integers, which are exact."""
-    machine = machine_of(op, plan)
+    machine = machine_of(op, plan, rows)
     random = np.random.default_rng(3)
     x = random.integers(-4, 5, (tokens, plan.k)).astype(np.float64)
     router = random.integers(-4, 5, (experts, plan.k)).astype(np.float64)
-    down = random.integers(-4, 5, (plan.rows - experts, plan.k)).astype(np.float64) / 64
+    down = random.integers(-4, 5, (rows - experts, plan.k)).astype(np.float64) / 64
     x_at, down_at, router_at = (machine.place_bf16(values) for values in (x, down, router))
-    width = plan.rows - experts
+    width = rows - experts
     logits_at = machine.place(
         np.full(tokens * experts, 0x7FC00000, np.uint32), (tokens, experts), (experts, 1)
     )
@@ -36,7 +36,7 @@ def run_in_numpy(
     segments = [(op.ins.byte_address(router_at), experts), (op.ins.byte_address(down_at), width)]
     sums, _ = row_stream.stream(plan, place, segments, x_at, chain=2)
     store = op._store_to(logits_at, latent_at, experts)
-    row_sums.finish(plan, place, sums, None, tokens, None, store)
+    row_sums.finish(plan, place, sums, None, row_sums.Extent(tokens, rows), None, store)
 
     logits = machine.read(logits_at).view(np.float32).reshape(tokens, experts)
     bits = machine.read(latent_at).view(np.uint16).astype(np.uint32) << 16
@@ -45,15 +45,15 @@ def run_in_numpy(
 
 @pytest.mark.parametrize("experts", [16, 20, 2])
 def test_a_tile_may_hold_rows_of_both_weights(experts: int, numpy_machine: Callable[..., Any]) -> None:
-    plan = Plan(44, 128, 8, 3, 1, 2, 1, 2)
-    logits, latent, true_logits, true_latent = run_in_numpy(numpy_machine, plan, experts, 5)
+    plan = Plan(128, 8, 3, 1, 2, 1, 2)
+    logits, latent, true_logits, true_latent = run_in_numpy(numpy_machine, 44, plan, experts, 5)
     assert np.array_equal(logits, true_logits)
     assert np.abs(latent - true_latent).max() <= 2.0**-8 * np.abs(true_latent).max()
 
 
 def test_a_cluster_of_seven_splits_k_and_shares_the_rows(numpy_machine: Callable[..., Any]) -> None:
-    plan = Plan(56, 448, 16, 4, 1, 2, 7, 1)
-    logits, latent, true_logits, true_latent = run_in_numpy(numpy_machine, plan, 12, 16)
+    plan = Plan(448, 16, 4, 1, 2, 7, 1)
+    logits, latent, true_logits, true_latent = run_in_numpy(numpy_machine, 56, plan, 12, 16)
     assert np.array_equal(logits, true_logits)
     assert np.abs(latent - true_latent).max() <= 2.0**-8 * np.abs(true_latent).max()
 
