@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.domain.check import Check, CheckId, Outcome, Samples, StageName, Status
+from harness.domain.errors import EvidenceError
 from harness.domain.plan import Plan
 from harness.evidence.run_folder import RunFolder
 from harness.executors.local import ChildSampler, HarnessFault
@@ -143,7 +144,11 @@ def _record(
 
 
 def judge_samples(plan: Plan, check: Check, samples: Samples) -> Outcome:
-    """The outcome of one check; a candidate that crashed or hung fails, whatever stage it was in."""
+    """The outcome of one check; a candidate that crashed or hung fails, whatever stage it was in.
+
+    A stage gives INVALID for samples that do not fit. Raises `EvidenceError` where it breaks all the same:
+    nothing is concluded then, and the check stays without an outcome.
+    """
     if samples.ended != "ran":
         return Outcome(
             check=check.id,
@@ -152,7 +157,14 @@ def judge_samples(plan: Plan, check: Check, samples: Samples) -> Outcome:
             summary=f"the candidate {samples.ended.replace('_', ' ')}: {samples.detail}",
             next_step=f"run `fasttrack run {check.stage.value}` and read the child's log in the run folder",
         )
-    return stage_of(check.stage).judge(check, samples)
+    try:
+        return stage_of(check.stage).judge(check, samples)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        words = str(error).splitlines()[0][:200] if str(error) else "no words"
+        raise EvidenceError(
+            f"{check.id}: its samples cannot be judged ({type(error).__name__}: {words}); sample the check "
+            "again with this harness, and report it where that gives the same"
+        ) from error
 
 
 def rejudge(plan: Plan) -> Callable[[Check, Samples | None], Outcome | None]:

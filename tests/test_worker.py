@@ -1,15 +1,18 @@
 """Worker and collect: samples of a bare machine are bound to plan and code, and judged elsewhere."""
 
 import gzip
+import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from harness import worker
+from harness import collect, worker
 from harness.collect import collect_samples
-from harness.domain.check import StageName, Status
+from harness.domain.check import Check, Outcome, Samples, StageName, Status
 from harness.domain.errors import EvidenceError
 from harness.domain.plan import Plan
 from harness.engines.packs import harness_digest, source_digest
@@ -28,6 +31,7 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
 
     pack = FakePack()
     monkeypatch.setattr(worker, "load_pack", lambda name: pack)
+    monkeypatch.setattr(collect, "load_pack", lambda name: pack)
     monkeypatch.setattr(
         worker, "serve_command", lambda job: (sys.executable, "-m", "tests.fakes.serve", str(job), "honest")
     )
@@ -85,3 +89,89 @@ def test_the_worker_needs_no_command_line_packages() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def _with_rows(out: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    """Edit the samples of a file as somebody with an editor could."""
+    lines = gzip.decompress(out.read_bytes()).splitlines()
+    samples = [json.loads(line) for line in lines[1:]]
+    for one in samples:
+        edit(one)
+    body = b"\n".join([lines[0], *(json.dumps(one).encode() for one in samples)]) + b"\n"
+    out.write_bytes(gzip.compress(body))
+
+
+def _drop_column(samples: dict[str, Any]) -> None:
+    for table in samples["tables"]:
+        table["columns"] = table["columns"][:-1]
+        table["rows"] = [row[:-1] for row in table["rows"]]
+
+
+def _empty_cells(samples: dict[str, Any]) -> None:
+    for table in samples["tables"]:
+        table["rows"] = [[None] * len(row) for row in table["rows"]]
+
+
+@pytest.mark.parametrize("edit", [_drop_column, _empty_cells])
+def test_samples_that_were_edited_are_invalid_and_never_a_crash(
+    plan: Plan, tmp_path: Path, edit: Callable[[dict[str, Any]], None]
+) -> None:
+    out = tmp_path / "samples.jsonl.gz"
+    work(plan, out, tmp_path / "scratch", lambda _: None)
+    _with_rows(out, edit)
+    with open_run(tmp_path / "run", plan) as run:
+        collect_samples(plan, out, run)
+        (outcome,) = run.outcomes()
+    assert outcome.status is Status.INVALID
+    assert outcome.next_step.startswith("sample this check again")
+
+
+@pytest.mark.parametrize(
+    ("edit", "word"),
+    [
+        (lambda s: s["tables"][0]["rows"][0].__setitem__(1, 10**400), "not a complete sample file"),
+        (lambda s: s.__setitem__("tier", "claim"), "say tier claim"),
+    ],
+)
+def test_samples_that_no_bundle_can_hold_are_refused_in_words(
+    plan: Plan, tmp_path: Path, edit: Callable[[dict[str, Any]], None], word: str
+) -> None:
+    out = tmp_path / "samples.jsonl.gz"
+    work(plan, out, tmp_path / "scratch", lambda _: None)
+    _with_rows(out, edit)
+    with open_run(tmp_path / "run", plan) as run, pytest.raises(EvidenceError, match=word):
+        collect_samples(plan, out, run)
+
+
+def test_a_judge_that_breaks_gives_no_outcome_and_says_what_to_do(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness.stages.coverage import judging
+
+    def broken(check: Check, samples: Samples) -> Outcome:
+        raise ZeroDivisionError("division by zero")
+
+    out = tmp_path / "samples.jsonl.gz"
+    work(plan, out, tmp_path / "scratch", lambda _: None)
+    monkeypatch.setattr(judging, "_judge_poison", broken)
+    with open_run(tmp_path / "run", plan) as run:
+        with pytest.raises(EvidenceError, match=r"cannot be judged \(ZeroDivisionError: division by zero\)"):
+            collect_samples(plan, out, run)
+        assert run.outcomes() == ()
+
+
+@pytest.mark.parametrize("name", ["harness_digest", "pack_digest"])
+def test_a_plan_of_other_code_is_not_collected_though_its_samples_fit_it(
+    plan: Plan, tmp_path: Path, name: str
+) -> None:
+    other = plan.model_copy(update={name: "c" * 64})
+    out = tmp_path / "samples.jsonl.gz"
+    work(plan, out, tmp_path / "scratch", lambda _: None)
+    lines = gzip.decompress(out.read_bytes()).splitlines(keepends=True)
+    header = json.loads(lines[0]) | {"plan_digest": other.digest(), name: "c" * 64}
+    out.write_bytes(gzip.compress(b"".join([json.dumps(header).encode() + b"\n", *lines[1:]])))
+    with (
+        open_run(tmp_path / "run", other) as run,
+        pytest.raises(EvidenceError, match="the plan was made with"),
+    ):
+        collect_samples(other, out, run)

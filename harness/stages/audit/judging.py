@@ -8,9 +8,11 @@ from typing import Any
 
 from harness.domain.check import Check, Control, Figure, Finding, Outcome, Samples, Status
 from harness.domain.record import Scalar
+from harness.domain.table_shape import misshapen, unusable
 from harness.stages.audit import cost
 from harness.stages.audit.facts import AccessFact, ProgramFact
 from harness.stages.audit.rules import access_findings, program_findings, unclassed
+from harness.stages.audit.tables import SHAPES
 
 __all__ = ["judge"]
 
@@ -28,6 +30,8 @@ def judge(check: Check, samples: Samples) -> Outcome:
             f"op {check.op} has no kernel variant for {arch}, which the claim names",
             "add a variant that names the architecture, or narrow the claim",
         )
+    if unfit := misshapen(samples, SHAPES):
+        return unusable(check, samples, unfit)
     error = _value(samples, "compile", "error")
     if error is not None:
         return _outcome(check, samples, Status.FAIL, f"does not compile: {error}"[:500], _again(check))

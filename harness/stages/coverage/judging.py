@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from harness.domain.check import Check, Control, Figure, Finding, Outcome, Samples, Severity, Status, judged
 from harness.domain.record import Scalar
+from harness.domain.table_shape import misshapen, unusable
+from harness.stages.coverage.tables import STATE_SHAPES, WITNESS_SHAPES
 
 __all__ = ["judge"]
 
@@ -28,6 +30,9 @@ class _Witness(NamedTuple):
 
 def judge(check: Check, samples: Samples) -> Outcome:
     """The outcome of one coverage check."""
+    kind = str(check.parameter("kind"))
+    if unfit := misshapen(samples, STATE_SHAPES if kind == "state" else WITNESS_SHAPES):
+        return unusable(check, samples, unfit)
     judges: dict[str, Callable[[Check, Samples], Outcome]] = {
         "path": _judge_path,
         "decline": _judge_decline,
@@ -35,7 +40,7 @@ def judge(check: Check, samples: Samples) -> Outcome:
         "transition": _judge_transition,
         "state": _judge_state,
     }
-    return judges[str(check.parameter("kind"))](check, samples)
+    return judges[kind](check, samples)
 
 
 def _judge_path(check: Check, samples: Samples) -> Outcome:

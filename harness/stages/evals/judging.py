@@ -9,8 +9,10 @@ from statistics import fmean
 
 from harness.domain.check import Check, Control, Figure, Finding, Outcome, Samples, Severity, Status, judged
 from harness.domain.record import Scalar
+from harness.domain.table_shape import unusable
 from harness.measure.paired import Pairs, Verdict, compare_pairs
 from harness.stages.evals.scorers import SCORER_IDS, score_tokens
+from harness.stages.evals.tables import drift_faults, task_faults
 
 __all__ = ["judge"]
 
@@ -29,6 +31,8 @@ def judge(check: Check, samples: Samples) -> Outcome:
 
 
 def _judge_drift(check: Check, samples: Samples) -> Outcome:
+    if unfit := drift_faults(samples):
+        return unusable(check, samples, unfit)
     rows = _rows(samples, "drift")
     by_arm = {arm: [r for r in rows if r["arm"] == arm] for arm in ("stock", "optimised", "poison")}
     words, is_bad = _drift_verdict(check, by_arm["stock"], by_arm["optimised"])
@@ -91,21 +95,15 @@ def _agreement_noise(agreement: float, positions: int) -> float:
 
 
 def _judge_task(check: Check, samples: Samples) -> Outcome:
+    if unfit := task_faults(check, samples):
+        return unusable(check, samples, unfit)
     rows = [_scored(check, row) for row in _rows(samples, "items")]
     stock = {str(r["item"]): r for r in rows if r["arm"] == "stock"}
     optimised = {str(r["item"]): r for r in rows if r["arm"] == "optimised"}
     poison = [r for r in rows if r["arm"] == "poison"]
     share = _path_share(samples)
-    if _has_doubles(rows) or not stock or stock.keys() != optimised.keys():
-        return judged(
-            check,
-            samples,
-            Status.INVALID,
-            "the arms did not answer the same items once",
-            NEXT_STEPS,
-            None,
-            (),
-        )
+    if not stock:
+        return judged(check, samples, Status.NO_EVIDENCE, "no item was answered", NEXT_STEPS, None, ())
     pairs = _pairs(stock, optimised)
     found = compare_pairs(pairs, check.number("margin"), check.number("alpha"), check.number("power"))
     control = _poison_control(poison, stock)
@@ -152,11 +150,6 @@ def _task_verdict(
         Verdict.OPEN: Status.INCONCLUSIVE,
     }
     return by_verdict[verdict], ""
-
-
-def _has_doubles(rows: Sequence[Mapping[str, Scalar]]) -> bool:
-    answered = [(row["arm"], row["item"]) for row in rows]
-    return len(set(answered)) != len(answered)
 
 
 def _poison_control(
@@ -262,5 +255,4 @@ NEXT_STEPS = {
     Status.FAIL: "find the op: `fasttrack kernels test`, then the poison matrix of the coverage stage",
     Status.NO_EVIDENCE: "make the optimised path run, or choose a model that solves the task",
     Status.INCONCLUSIVE: "run more items: `fasttrack run evals --full`",
-    Status.INVALID: "run both arms again on the same items",
 }

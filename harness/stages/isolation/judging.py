@@ -6,6 +6,8 @@ from typing import Final
 
 from harness.domain.check import Check, Control, Figure, Finding, Outcome, Samples, Severity, Status
 from harness.domain.record import Scalar
+from harness.domain.table_shape import misshapen, unusable
+from harness.stages.isolation.tables import SHAPES
 
 __all__ = ["SIZE_BANDS", "judge"]
 
@@ -20,6 +22,8 @@ Rows = Sequence[Mapping[str, Scalar]]
 
 def judge(check: Check, samples: Samples) -> Outcome:
     """FAIL for an error that nobody waived; PASS only where every planted violation was caught."""
+    if unfit := misshapen(samples, SHAPES):
+        return unusable(check, samples, unfit)
     files, planted = _rows(samples, "files"), _rows(samples, "planted")
     control = _control(planted)
     errors = [f for f in samples.findings if f.severity is Severity.ERROR and f.waived is None]

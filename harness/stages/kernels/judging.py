@@ -1,14 +1,17 @@
 """From an op's rows to an outcome: pure, so that anyone can judge a bundle's samples again.
 
 A token passes when the candidate's error is at most `factor` times stock's plus `floor_ulp` units in the last
-place at the row's scale, both in relative L2 (never above `hard_cap`) and in its worst element. The control
-comes first: every spoiled result must have been noticed, by the same rule.
+place at the row's scale, both in relative L2 (never above `hard_cap`) and in its worst element. Samples that
+leave out what was planted, repeated or launched are INVALID. The control comes first: every spoiled result
+must have been noticed, by the same rule.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from harness.domain.check import Check, Control, Figure, Finding, Outcome, Samples, Severity, Status
+from harness.domain.table_shape import misshapen, unusable
+from harness.stages.kernels.tables import GUARD_SHAPES, faults
 
 __all__ = ["bound_share", "judge"]
 
@@ -46,6 +49,8 @@ def judge(check: Check, samples: Samples) -> Outcome:
             "add it, or narrow the claim's architectures",
         )
         return _outcome(check, samples, verdict, None)
+    if unfit := faults(check, samples):
+        return unusable(check, samples, unfit)
     control = _control(check, samples)
     findings = (*_error_findings(check, samples), *_exact_findings(samples), *_touch_findings(samples))
     return _outcome(
@@ -61,10 +66,6 @@ def judge(check: Check, samples: Samples) -> Outcome:
 def _verdict(check: Check, samples: Samples, control: Control, findings: tuple[Finding, ...]) -> _Verdict:
     errors, exact = _records(samples, "errors"), _records(samples, "exact")
     launches = _records(samples, "launches")
-    if not errors and not exact:
-        return _Verdict(
-            Status.NO_EVIDENCE, "nothing was compared", "give the op an output and an oracle for it"
-        )
     if not control.failed:
         return _Verdict(
             Status.NO_EVIDENCE,
@@ -211,6 +212,8 @@ def _sharpness(check: Check, samples: Samples) -> tuple[Figure, ...]:
 
 def _judge_guard(check: Check, samples: Samples) -> Outcome:
     """The guard must say what the claim says. The control is a guard that takes everything."""
+    if unfit := misshapen(samples, GUARD_SHAPES):
+        return unusable(check, samples, unfit)
     rows = _records(samples, "guard")
     outside = [r for r in rows if not r["must_take"]]
     wrong = [r for r in rows if r["takes"] != r["must_take"]]

@@ -3,13 +3,17 @@
 from collections.abc import Sequence
 
 from harness.domain.check import Check, Control, Figure, Outcome, Samples, Status, judged
+from harness.domain.table_shape import unusable
 from harness.measure.interleaved import Comparison, compare
+from harness.stages.sweep.tables import faults
 
 __all__ = ["judge"]
 
 
 def judge(check: Check, samples: Samples) -> Outcome:
     """The outcome of one cell."""
+    if unfit := faults(samples):
+        return unusable(check, samples, unfit)
     alpha, seed = check.number("alpha"), int(check.parameter("seed") or 0)
     times = {arm: _times(samples, arm) for arm in ("stock", "optimised", "null", "slow")}
     share = _path_share(samples)
@@ -82,9 +86,10 @@ def _figures(
 
 
 def _times(samples: Samples, arm: str) -> Sequence[float]:
+    """Times of an arm in the order of its blocks, by which the arms are paired."""
     table = samples.table("timings")
-    rows = () if table is None else table.records()
-    return [float(row["us"] or 0.0) for row in rows if row["arm"] == arm]
+    rows = [] if table is None else [row for row in table.records() if row["arm"] == arm]
+    return [float(row["us"] or 0.0) for row in sorted(rows, key=lambda row: int(row["block"] or 0))]
 
 
 def _path_share(samples: Samples) -> float | None:

@@ -13,8 +13,10 @@ from harness.domain.policy import Policy, Proof, Waiver
 from harness.domain.stage import PlanRequest, StageContext
 from harness.stages import audit
 from harness.stages.audit import artifacts, planning
+from harness.stages.audit.tables import SHAPES
 from tests.fakes.requests import CHANGE, MACHINE, ZONES
 from tests.stages.audit.example_pack import CopyPack
+from tests.stages.spoiled_tables import spoiled
 
 
 def claim(*architectures: str) -> Claim:
@@ -268,3 +270,17 @@ def test_what_one_job_compiled_is_kept_when_a_later_one_is_stopped(
         artifacts.compile_missing(made, [(variant, "sm_90a"), (other, "sm_90a")])
     assert artifacts.find_compiled(made, variant, "sm_90a") is not None
     assert artifacts.find_compiled(made, other, "sm_90a") is None
+
+
+def test_samples_that_do_not_fit_are_invalid_and_never_a_crash(root: Path, tmp_path: Path) -> None:
+    pack = CopyPack(root)
+    (check,) = audit.plan(request(pack))
+    for done, bad in spoiled(audit.sample(check, context(pack, tmp_path)), SHAPES):
+        assert audit.judge(check, bad).status is Status.INVALID, done
+
+
+def test_without_the_compilers_word_nothing_can_be_judged(root: Path) -> None:
+    (check,) = audit.plan(request(CopyPack(root)))
+    outcome = audit.judge(check, Samples(check=check.id, tier=Tier.SMOKE))
+    assert outcome.status is Status.INVALID
+    assert "table 'compile' is missing" in outcome.summary

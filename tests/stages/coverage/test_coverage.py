@@ -9,8 +9,10 @@ import pytest
 from harness.domain.check import StageName, Status
 from harness.stages.coverage import judge, plan, sample
 from harness.stages.coverage.planning import path_cells
+from harness.stages.coverage.tables import STATE_SHAPES, WITNESS_SHAPES
 from tests.fakes.pack import FakePack, Faults
 from tests.fakes.requests import outcome_of, plan_request, planned, stage_context
+from tests.stages.spoiled_tables import spoiled
 
 COVERAGE = StageName.COVERAGE
 
@@ -155,3 +157,19 @@ def test_a_control_without_rows_is_no_control(part: str, table: str, arm: str, t
     )
     assert judge(check, samples).status is Status.PASS
     assert judge(check, samples.model_copy(update={"tables": cut})).status is Status.NO_EVIDENCE
+
+
+@pytest.mark.parametrize("part", ["path/cpu.tp1.dcp1.b1.", "decline/prefill", "poison/mix", "transition/"])
+def test_samples_that_do_not_fit_are_invalid_and_never_a_crash(part: str, tmp_path: Path) -> None:
+    pack = FakePack()
+    check = planned(COVERAGE, part, pack)
+    samples = sample(check, stage_context(pack, tmp_path))
+    for done, bad in spoiled(samples, WITNESS_SHAPES):
+        assert judge(check, bad).status is Status.INVALID, done
+
+
+def test_state_samples_that_do_not_fit_are_invalid(tmp_path: Path) -> None:
+    pack = FakePack()
+    check = planned(COVERAGE, "state/", pack)
+    for done, bad in spoiled(sample(check, stage_context(pack, tmp_path)), STATE_SHAPES):
+        assert judge(check, bad).status is Status.INVALID, done

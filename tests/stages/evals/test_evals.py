@@ -1,14 +1,17 @@
 """Evals: drift against the oracle, paired tasks, path share, and the harness's own scorers."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from harness.domain.check import StageName, Status
-from harness.stages.evals import judge
+from harness.domain.check import Check, Samples, StageName, Status
+from harness.stages.evals import judge, sample
 from harness.stages.evals.scorers import exact, mrcr, score_tokens, tail
+from harness.stages.evals.tables import DRIFT_SHAPES, TASK_SHAPES
 from tests.fakes.pack import FakePack, Faults
 from tests.fakes.requests import outcome_of, planned, stage_context
+from tests.stages.spoiled_tables import spoiled, with_rows, without_rows
 
 EVALS = StageName.EVALS
 
@@ -164,3 +167,61 @@ def test_an_item_answered_twice_in_one_arm_is_invalid(tmp_path: Path) -> None:
     doubled = table.model_copy(update={"rows": (*table.rows, table.rows[0])})
     broken = samples.model_copy(update={"tables": (doubled, *samples.tables[1:])})
     assert judge(check, broken).status is Status.INVALID
+
+
+def _taken(part: str, folder: Path) -> tuple[Check, Samples]:
+    pack = FakePack()
+    check = planned(EVALS, part, pack)
+    return check, sample(check, stage_context(pack, folder))
+
+
+def test_drift_samples_that_do_not_fit_are_invalid_and_never_a_crash(tmp_path: Path) -> None:
+    check, samples = _taken("drift", tmp_path)
+    for done, bad in spoiled(samples, DRIFT_SHAPES):
+        assert judge(check, bad).status is Status.INVALID, done
+
+
+def test_task_samples_that_do_not_fit_are_invalid_and_never_a_crash(tmp_path: Path) -> None:
+    check, samples = _taken("copy", tmp_path)
+    for done, bad in spoiled(samples, TASK_SHAPES):
+        assert judge(check, bad).status is Status.INVALID, done
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"arm": "optimised", "position": 40}, "arm optimised has other positions than stock"),
+        ({"arm": "poison"}, "arm poison has other positions than stock"),
+        ({"position": 40}, "leaves out positions"),
+    ],
+)
+def test_positions_that_were_left_out_make_drift_invalid(
+    values: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    check, samples = _taken("drift", tmp_path)
+    outcome = judge(check, without_rows(samples, "drift", **values))
+    assert outcome.status is Status.INVALID
+    assert words in outcome.summary
+
+
+def test_items_that_were_left_out_by_both_arms_make_a_task_invalid(tmp_path: Path) -> None:
+    check, samples = _taken("copy", tmp_path)
+    table = samples.table("items")
+    assert table is not None
+    item = next(r["item"] for r in reversed(table.records()) if r["arm"] == "optimised")
+    outcome = judge(check, without_rows(samples, "items", item=item))
+    assert outcome.status is Status.INVALID
+    assert "items were answered, and the plan asks" in outcome.summary
+
+
+def test_an_item_with_another_target_for_one_arm_is_invalid(tmp_path: Path) -> None:
+    check, samples = _taken("copy", tmp_path)
+    table = samples.table("items")
+    assert table is not None
+    place = table.columns.index("target")
+    rows = tuple(
+        (*row[:place], "1 2 3", *row[place + 1 :]) if row[0] == "optimised" else row for row in table.rows
+    )
+    outcome = judge(check, with_rows(samples, "items", rows))
+    assert outcome.status is Status.INVALID
+    assert "is another question for arm optimised than for stock" in outcome.summary

@@ -12,6 +12,8 @@ from harness.domain.policy import Waiver
 from harness.domain.stage import PlanRequest
 from harness.stages.isolation import judge, plan, sample
 from harness.stages.isolation.sampling import sample_on
+from harness.stages.isolation.tables import SHAPES
+from tests.stages.spoiled_tables import spoiled
 
 PATCH = "from engine.core import Scheduler\n\nScheduler.limit = 8\n"
 TODAY = date(2026, 11, 29)
@@ -290,3 +292,10 @@ def test_a_worker_without_the_repository_is_told_so(bench: Any) -> None:
     checks = plan(request_for(bench))
     with pytest.raises(InputError, match="reads the repository, and none was given"):
         sample(checks[0], replace(bench.context, tree=None))
+
+
+def test_samples_that_do_not_fit_are_invalid_and_never_a_crash(bench: Any) -> None:
+    bench.commit({"models/k3/step.py": "rows = 2\n"})
+    for check in plan(request_for(bench)):
+        for done, bad in spoiled(_samples(bench, check), SHAPES):
+            assert judge(check, bad).status is Status.INVALID, done

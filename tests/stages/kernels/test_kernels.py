@@ -4,6 +4,7 @@ apart.
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,10 @@ from harness.domain.stage import PlanRequest, StageContext
 from harness.stages import kernels
 from harness.stages.kernels.judging import bound_share
 from harness.stages.kernels.planning import edge_cells, outside_cells
+from harness.stages.kernels.tables import GUARD_SHAPES, SHAPES
 from tests.fakes.requests import CHANGE, MACHINE, ZONES
 from tests.stages.kernels.example_pack import NormPack
+from tests.stages.spoiled_tables import spoiled, without_rows
 
 ENVELOPE = Envelope(
     architectures=(
@@ -253,3 +256,63 @@ def test_the_bound_is_factor_times_stock_plus_the_floor_and_never_above_the_cap(
 def test_any_error_fails_where_stock_is_exact_and_no_floor_applies() -> None:
     row = {"stock_l2": 0.0, "optimised_l2": 1e-9, "stock_worst": 0.0, "optimised_worst": 0.0, "ulp": 0.0}
     assert bound_share(row, factor=2, floor_ulp=2, hard_cap=0.05) == float("inf")
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> tuple[Check, Samples]:
+    pack = NormPack("honest")
+    check = first_cell(pack)
+    return check, kernels.sample(check, context(pack, tmp_path_factory.mktemp("honest")))
+
+
+def test_samples_that_do_not_fit_are_invalid_and_never_a_crash(honest: tuple[Check, Samples]) -> None:
+    check, samples = honest
+    for done, bad in spoiled(samples, SHAPES):
+        assert kernels.judge(check, bad).status is Status.INVALID, done
+
+
+def test_guard_samples_that_do_not_fit_are_invalid(tmp_path: Path) -> None:
+    pack = NormPack("honest")
+    check = next(c for c in kernels.plan(request(pack)) if c.parameter("implementation") == "guard")
+    for done, bad in spoiled(kernels.sample(check, context(pack, tmp_path)), GUARD_SHAPES):
+        assert kernels.judge(check, bad).status is Status.INVALID, done
+
+
+@pytest.mark.parametrize(
+    ("table", "values", "words"),
+    [
+        ("errors", {"output": "out"}, "output out was not compared in gaussian, large, reused"),
+        ("errors", {"output": "out", "regime": "large"}, "output out was not compared in large"),
+        ("errors", {"output": "out", "token": 0}, "for other tokens than were spoiled"),
+        ("exact", {"output": "copy", "regime": "reused"}, "output copy was not compared in reused"),
+        ("errors", {"output": "total"}, "state total was compared in no regime"),
+        ("repeats", {"output": "out"}, "out was not repeated"),
+        ("launches", {"regime": "reused"}, "regime reused has no launch count"),
+        ("operations", {"arm": "disguised"}, "operations of disguised are missing"),
+        ("operations", {"arm": "optimised"}, "operations of optimised are missing"),
+        ("control_errors", {"control": "zeroed"}, "output out was not spoiled: zeroed"),
+        ("control_exact", {"output": "copy"}, "output copy was not spoiled: flipped"),
+        ("repeats", {"output": "total"}, "total was not repeated"),
+    ],
+)
+def test_rows_that_were_left_out_make_the_check_invalid(
+    table: str, values: dict[str, Any], words: str, honest: tuple[Check, Samples]
+) -> None:
+    check, samples = honest
+    outcome = kernels.judge(check, without_rows(samples, table, **values))
+    assert outcome.status is Status.INVALID
+    assert words in outcome.summary
+
+
+def test_a_gpu_check_without_its_graph_replays_is_invalid(honest: tuple[Check, Samples]) -> None:
+    check, samples = honest
+    on_gpu = check.model_copy(update={"cell": check.cell.model_copy(update={"arch": "sm_90a"})})  # type: ignore[union-attr]
+    outcome = kernels.judge(on_gpu, samples)
+    assert outcome.status is Status.INVALID
+    assert "regime graph0 has no launch count" in outcome.summary
+
+
+def test_the_sampler_writes_the_tables_that_the_judge_asks_for() -> None:
+    from harness.stages.kernels.sampling import COLUMNS
+
+    assert {n: tuple(s.columns) for n, s in {**SHAPES, **GUARD_SHAPES}.items()} == COLUMNS

@@ -7,10 +7,12 @@ import pytest
 from harness.domain.check import Check, Samples, SampleTable, StageName, Status
 from harness.domain.errors import InputError
 from harness.domain.machine import Tier
-from harness.stages.sweep import judge, run
+from harness.stages.sweep import judge, run, sample
 from harness.stages.sweep.planning import load_sweep, plan, sweep_cells
+from harness.stages.sweep.tables import SHAPES
 from tests.fakes.pack import FakePack, Faults
 from tests.fakes.requests import plan_request, planned, stage_context
+from tests.stages.spoiled_tables import spoiled, with_rows, without_rows
 
 SWEEP = StageName.SWEEP
 
@@ -102,3 +104,30 @@ def test_a_sweep_file_with_an_unknown_key_is_told_in_words(tmp_path: Path) -> No
     path.write_text("schema_version: 1\nname: x\nbatches: [1]\n")
     with pytest.raises(InputError, match=r"bad\.yaml: no sweep can be read here"):
         load_sweep(path)
+
+
+def test_samples_that_do_not_fit_are_invalid_and_never_a_crash() -> None:
+    check = _check()
+    for done, bad in spoiled(_samples(check, 50.0), SHAPES):
+        assert judge(check, bad).status is Status.INVALID, done
+
+
+@pytest.mark.parametrize("arm", ["stock", "optimised", "null", "slow"])
+def test_an_arm_that_leaves_out_a_block_is_not_paired(arm: str) -> None:
+    check = _check()
+    outcome = judge(check, without_rows(_samples(check, 50.0), "timings", arm=arm, block=5))
+    assert outcome.status is Status.INVALID
+    assert "was not timed in blocks 0 to 1" in outcome.summary
+
+
+def test_arms_are_paired_by_block_in_whatever_order_the_rows_come() -> None:
+    check = _check()
+    samples = _samples(check, 50.0)
+    mixed = with_rows(samples, "timings", tuple(reversed(samples.tables[0].rows)))
+    assert judge(check, mixed) == judge(check, samples)
+
+
+def test_the_sampler_writes_the_tables_that_the_judge_asks_for(tmp_path: Path) -> None:
+    pack = FakePack()
+    taken = sample(planned(SWEEP, ".b1.c64.", pack), stage_context(pack, tmp_path))
+    assert {t.name: t.columns for t in taken.tables} == {n: tuple(s.columns) for n, s in SHAPES.items()}

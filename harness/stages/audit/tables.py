@@ -1,0 +1,36 @@
+"""The tables of an audit check."""
+
+from collections.abc import Mapping
+
+from harness.domain.table_shape import COUNT, FLAG, SIZE, TEXT, Column, TableShape, choice, optional
+
+__all__ = ["SHAPES"]
+
+_LEVEL = choice("ptx", "sass")
+_ACCESS: Mapping[str, Column] = {
+    "subject": TEXT, "level": _LEVEL, "kind": TEXT, "opcode": TEXT, "roles": TEXT, "parameters": TEXT,
+    "is_before_wait": FLAG, "is_non_coherent": FLAG, "width_bytes": optional(COUNT), "path": TEXT,
+    "line": optional(COUNT),
+}  # fmt: skip
+_PROGRAM: Mapping[str, Column] = {
+    "subject": TEXT, "level": _LEVEL, "instructions": COUNT, "is_dependent": optional(FLAG),
+    "has_wait": FLAG, "has_matched_roles": FLAG, "unresolved": COUNT, "tensor_core": COUNT,
+    "local_accesses": COUNT, "multicast": COUNT, "local_bytes": COUNT, "cluster_blocks": COUNT,
+    "threads": optional(SIZE),
+}  # fmt: skip
+_RESOURCES: Mapping[str, Column] = {
+    "registers": SIZE, "frame_bytes": COUNT, "shared_bytes": COUNT,
+    "dynamic_shared_bytes": optional(COUNT), "named_barriers": COUNT, "mbarriers": COUNT,
+    "threads": optional(SIZE),
+}  # fmt: skip
+_CONTROL: Mapping[str, Column] = {
+    "name": TEXT, "level": _LEVEL, "expected": TEXT, "observed": TEXT, "is_right": FLAG,
+}  # fmt: skip
+SHAPES: Mapping[str, TableShape] = {
+    "compile": TableShape({"error": optional(TEXT), "missing": optional(TEXT)}, is_required=True, max_rows=1),
+    "programs": TableShape(_PROGRAM, key=("subject", "level")),
+    "accesses": TableShape(_ACCESS),
+    "resources": TableShape(_RESOURCES),
+    "mutants": TableShape({"mutation": TEXT, **{name: optional(c) for name, c in _ACCESS.items()}}),
+    "control": TableShape(_CONTROL, key=("name", "level")),
+}
