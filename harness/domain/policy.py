@@ -50,6 +50,8 @@ class Example(Record):
     after: str
     mode: Literal["100644", "100755", "120000", "160000", "000000"] = "100644"
     """Git's mode at head: plain, executable, symlink (`after` is its target), submodule, deleted."""
+    encoding: Literal["utf-8", "latin-1"] = "utf-8"
+    """Of the file's bytes at head; `latin-1` shows a rule text that is no UTF-8."""
     matches: bool
     line: Whole | None = None
 

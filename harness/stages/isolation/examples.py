@@ -8,7 +8,7 @@ import difflib
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from harness.domain.change import ChangedFile, FileKind, Hunk
 from harness.domain.claim import Switch
@@ -103,20 +103,22 @@ def try_example(rule: Rule, example: Example) -> tuple[Match, ...]:
 
 
 def _source(example: Example, zones: ZoneIndex) -> Source:
-    content = example.after.encode("utf-8", "surrogatepass")
+    content = example.after.encode(example.encoding)
     is_deleted = example.mode == "000000"
     kind = {"120000": FileKind.SYMLINK, "160000": FileKind.SUBMODULE}.get(example.mode, FileKind.TEXT)
     if b"\0" in content:
         kind = FileKind.BINARY
     elif example.after.startswith("version https://git-lfs"):
         kind = FileKind.LFS_POINTER
+    elif not _is_utf8(content):
+        kind = FileKind.NOT_UTF8
     is_text = kind is FileKind.TEXT
     hunks = tuple(_hunks(example.before, example.after)) if is_text else ()
     zone = zones.zone_of(example.path)
     return Source(
         file=ChangedFile(
             path=example.path,
-            status="deleted" if is_deleted else "modified" if example.before else "added",
+            status=_status(example),
             kind=kind,
             old_mode="100644" if example.before else None,
             new_mode=None if is_deleted else example.mode,
@@ -130,6 +132,23 @@ def _source(example: Example, zones: ZoneIndex) -> Source:
         after=example.after if is_text and not is_deleted else None,
         content=None if is_deleted else content,
     )
+
+
+def _is_utf8(content: bytes) -> bool:
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _status(example: Example) -> Literal["added", "modified", "deleted", "type_changed"]:
+    """As git says it: a plain file that became a link or a submodule changed its type."""
+    if example.mode == "000000":
+        return "deleted"
+    if not example.before:
+        return "added"
+    return "type_changed" if example.mode in ("120000", "160000") else "modified"
 
 
 def _hunks(before: str, after: str) -> Iterator[Hunk]:

@@ -30,7 +30,11 @@ def check_zones(
                 severity=Severity.ERROR,
                 message="no rule of the zone map covers this path, so nobody has said who reviews it",
                 path=place,
-                remedy=f"move the file, or ask the gatekeepers to give {place} a zone in the policy",
+                remedy=(
+                    f"move the file into a folder that has a zone, or ask the gatekeepers for a line in "
+                    f"policies/zones/{zones.name}.yaml: {_glob_for(place)} under the globs of the zone whose "
+                    "owners shall review it"
+                ),
             )
         elif allowed is not None and zone not in allowed:
             yield Finding(
@@ -54,6 +58,12 @@ def try_zones(zones: ZoneIndex, paths: tuple[str, ...], allowed: tuple[ZoneName,
         if zone not in seen and zone != "unknown":
             seen.add(zone)
             yield _trial(BREACH, path, zones, allowed, expected=zone not in allowed)
+
+
+def _glob_for(path: str) -> str:
+    """The pattern that covers a path's folder, or the file itself where it lies at the root."""
+    folder = posixpath.dirname(path)
+    return f"/{folder}/**" if folder else f"/{path}"
 
 
 def _trial(rule: str, path: str, zones: ZoneIndex, allowed: tuple[ZoneName, ...], expected: bool) -> Trial:

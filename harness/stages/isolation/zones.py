@@ -20,6 +20,7 @@ class ZoneIndex:
     """Zones of one tree, with its modules resolved to files."""
 
     def __init__(self, zones: ZoneMap, paths: frozenset[str]) -> None:
+        self.name = zones.name
         self._zones = [(zone.name, GitIgnoreSpec.from_lines(zone.globs)) for zone in zones.zones]
         self._paths = paths
         self._known: dict[str, ZoneName] = {}

@@ -1,6 +1,7 @@
 """Paths and modules to zones."""
 
 from harness.domain.policy import Zone, ZoneMap
+from harness.stages.isolation.zone_rules import check_zones
 from harness.stages.isolation.zones import ZoneIndex
 
 MAP = ZoneMap(
@@ -44,3 +45,14 @@ def test_modules_and_what_they_hold_are_found_as_files() -> None:
 
 def test_a_module_from_outside_has_no_zone() -> None:
     assert ZoneIndex(MAP, PATHS).zone_of_module("torch.nn") is None
+
+
+def test_an_unknown_path_is_told_the_line_that_would_give_it_a_zone() -> None:
+    zones = ZoneIndex(MAP, PATHS)
+    (inside,) = check_zones("tools/build/all.sh", None, zones, None)
+    assert inside.remedy == (
+        "move the file into a folder that has a zone, or ask the gatekeepers for a line in "
+        "policies/zones/m.yaml: /tools/build/** under the globs of the zone whose owners shall review it"
+    )
+    (at_root,) = check_zones("setup.cfg", None, zones, None)
+    assert "/setup.cfg under the globs" in at_root.remedy
