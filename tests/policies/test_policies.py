@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from harness.domain.policy import Rule
 from harness.domain.resources import data_folder
 from harness.stages.isolation.detectors import DETECTORS
 from harness.stages.isolation.examples import try_rule
+from harness.stages.isolation.policy_check import check_policy
 from harness.stages.isolation.zones import ZoneIndex
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,6 +26,12 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize("rule", load_rules(), ids=lambda rule: rule.id)
 def test_every_rule_does_as_its_examples_say(rule: Rule) -> None:
     assert [trial for trial in try_rule(rule) if not trial.is_right] == []
+
+
+def test_every_pattern_is_shown_to_work_by_an_example() -> None:
+    zones, policy = load_zone_map("fasttrack"), load_policy_set("smoke").policy
+    report = check_policy(policy, zones, load_rules(), None, date(2026, 1, 1))
+    assert {rule.rule: rule.unexercised for rule in report.rules if rule.unexercised} == {}
 
 
 def test_every_family_has_rules_and_every_detector_is_used() -> None:
