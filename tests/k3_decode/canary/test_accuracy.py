@@ -2,13 +2,20 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 from k3_decode.canary.accuracy import grade, open_engine
+from k3_decode.canary.export import write_weights
+from k3_decode.canary.network import Network
 from k3_decode.canary.tasks import Sample, chain_samples, mrcr_samples, score_exact
-from k3_decode.engine import Engine
+from k3_decode.dispatch import load_guard
+from k3_decode.engine import Engine, EngineOptions
+from k3_decode.rank_weights import shard
 from k3_decode.session import CANARY_FILE
-from k3_decode.shapes import CANARY
+from k3_decode.shapes import CANARY, CANARY_H8
+from k3_decode.weights import open_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +67,19 @@ def test_an_answer_shorter_than_one_step_is_graded_to_its_end(engine: Engine) ->
     wrong = replace(sample, answer=(*sample.answer[:4], 0))
     assert grade(engine, [short]).exact == [True]
     assert grade(engine, [wrong]).exact == [False]
+
+
+def test_the_variant_of_eight_heads_answers_at_tp8_as_at_tp1(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    write_weights(Network(CANARY_H8), tmp_path / "weights.safetensors")
+    source = open_checkpoint(tmp_path / "weights.safetensors", CANARY_H8)
+    prompt, found = chain_samples(seed=31, count=1, generated=19)[0].prompt[:12], []
+    for tp in (1, 8):
+        ranks = [shard(source, CANARY_H8.rank(tp), rank, torch.device("cpu")) for rank in range(tp)]
+        engine = Engine(ranks, load_guard(), EngineOptions(1, 64, implementation="stock"))
+        ids, first = engine.prefill([prompt])
+        found.append(torch.cat([first, engine.decode(ids, [200])]))
+        engine.close()
+    assert found[0].std() > 0.1
+    # eight partial sums are rounded to bf16 each, where one rank rounds once
+    assert (found[0] - found[1]).abs().max() < 0.05
