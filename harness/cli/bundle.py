@@ -16,11 +16,14 @@ BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder or .t
 
 @app.command()
 def verify(bundle: BundlePath, json: JsonOutput = False) -> None:
-    """Verify a bundle offline: 0 holds together, 2 broken or incomplete. Judges every outcome again."""
+    """Verify a bundle offline: 0 holds together, 2 broken, incomplete or unconfirmed. Plans it again, and
+    judges every outcome again.
+    """
     from harness.cli.console import print_json
     from harness.cli.gate import judge_of, replan_of
     from harness.domain.bundle import BundleState
     from harness.evidence.pack import bundle_folder
+    from harness.evidence.verify import conclusion
     from harness.evidence.verify import verify as verify_bundle
 
     with bundle_folder(bundle) as folder:
@@ -36,14 +39,16 @@ def verify(bundle: BundlePath, json: JsonOutput = False) -> None:
                 if step.problems
                 else "incomplete"
                 if step.missing
+                else "differs"
+                if step.differing
                 else "ok"
             )
             detail = f": {step.skipped or step.note}" if step.skipped or step.note else ""
             typer.echo(f"{step.number:>2} {step.name:<13} {state:<10} {step.looked_at:>6} looked at{detail}")
-            for problem in (*step.problems, *step.missing):
+            for problem in (*step.problems, *step.missing, *step.differing):
                 typer.echo(f"     {problem.path or 'bundle'}: {problem.message}")
         signer = f"signed by {result.signer}" if result.signer else "unsigned"
-        typer.echo(f"{result.state.value}; {signer}; digest {result.bundle_digest or 'none yet'}")
+        typer.echo(f"{conclusion(result)}; {signer}; digest {result.bundle_digest or 'none yet'}")
     raise typer.Exit(0 if result.state is BundleState.VERIFIED else 2)
 
 

@@ -10,8 +10,7 @@ import typer
 from harness.cli.selectors import JsonOutput
 
 if TYPE_CHECKING:  # the gate itself loads when a command runs
-    from harness.domain.check import Check
-    from harness.domain.plan import Plan
+    from harness.documents import PolicySet
     from harness.domain.policy import Policy
     from harness.domain.verdict import Verdict
     from harness.evidence.verify import Rejudge, Replan
@@ -42,9 +41,9 @@ def gate(
 ) -> None:
     """Decide on one or more bundles of one pull request: admitted (0), rejected (1), could not judge (2)."""
     from harness.cli.console import print_json
-    from harness.documents import load_policy
+    from harness.documents import load_policy_set
 
-    verdict = gate_verdict(bundles, load_policy(policy), _full_sha(head), repo)
+    verdict = gate_verdict(bundles, load_policy_set(policy), _full_sha(head), repo)
     if json:
         print_json(verdict)
     elif show_plan:
@@ -56,14 +55,14 @@ def gate(
 
 
 def gate_verdict(
-    bundles: Sequence[Path], policy: "Policy", head: str | None = None, repo: Path | None = None
+    bundles: Sequence[Path], policy: "Policy | PolicySet", head: str | None = None, repo: Path | None = None
 ) -> "Verdict":
-    """Verify every bundle, judge its outcomes again, and decide."""
+    """Verify every bundle, plan and judge it again, and decide."""
     return gate_submissions(bundles, policy, head, repo)[0]
 
 
 def gate_submissions(
-    bundles: Sequence[Path], policy: "Policy", head: str | None = None, repo: Path | None = None
+    bundles: Sequence[Path], policy: "Policy | PolicySet", head: str | None = None, repo: Path | None = None
 ) -> "tuple[Verdict, tuple[Submission, ...]]":
     """The verdict, and the bundles as they were verified for it, in the order given."""
     from harness.evidence.pack import bundle_folder
@@ -78,7 +77,7 @@ def gate_submissions(
         return decide(submissions, policy, head, moves), tuple(submissions)
 
 
-def gate_words(bundles: Sequence[Path], policy: "Policy") -> str:
+def gate_words(bundles: Sequence[Path], policy: "Policy | PolicySet") -> str:
     """What the gate says of bundles, in one line."""
     return verdict_words(gate_verdict(bundles, policy))
 
@@ -103,17 +102,10 @@ def judge_of(folder: Path) -> "Rejudge":
 
 
 def replan_of() -> "Replan":
-    """What plans again; a bundle is verified without where its pack or what that needs is not installed."""
-    from harness.domain.errors import InputError
+    """What plans again: the planner of this harness, over the packs that are installed here."""
     from harness.gate.replan import replan
 
-    def again(plan: "Plan") -> "tuple[Check, ...] | None":
-        try:
-            return replan(plan)
-        except (InputError, ImportError):
-            return None
-
-    return again
+    return replan
 
 
 def _moves(submissions: "Sequence[Submission]", head: str, repo: Path | None) -> "dict[str, Move]":
@@ -171,7 +163,10 @@ def _print_verdict(verdict: "Verdict") -> None:
     for use in verdict.bundles:
         signed = f"signed by {use.signer[:16]}…" if use.signer else "unsigned"
         refused = f"; does not count: {use.refused}" if use.refused else ""
-        out.print(f"bundle {use.name}: {use.state.value}, {signed}{refused}", markup=False, soft_wrap=True)
+        made = f", made with harness {use.harness[:12]}" if use.harness else ""
+        out.print(
+            f"bundle {use.name}: {use.state.value}, {signed}{made}{refused}", markup=False, soft_wrap=True
+        )
     for waiver in verdict.waivers:
         expiry = "EXPIRED" if waiver.is_expired else "until"
         out.print(

@@ -79,7 +79,7 @@ def publish(
 def _result(bundles: list[Path], policy: str | None, disclosure: "Disclosure") -> "Result":
     """What to publish: the bundles verified, gated and rendered."""
     from harness.cli.gate import gate_submissions
-    from harness.documents import load_policy
+    from harness.documents import load_policy_set
     from harness.evidence.pack import bundle_folder
     from harness.evidence.reader import open_bundle
     from harness.forge.publish import Result
@@ -88,7 +88,7 @@ def _result(bundles: list[Path], policy: str | None, disclosure: "Disclosure") -
 
     with bundle_folder(bundles[0]) as folder:
         opened = open_bundle(folder)
-        asked = load_policy(policy) if policy else opened.plan.policy
+        asked = load_policy_set(policy) if policy else opened.plan.policy
         verdict, submissions = gate_submissions([folder, *bundles[1:]], asked)
         view = build_view(opened, verdict, submissions[0].verification)
         return Result(

@@ -26,7 +26,7 @@ def report(
 ) -> None:
     """Render a bundle as HTML and Markdown. Without --html and --md, the Markdown goes to standard output."""
     from harness.cli.gate import gate_submissions
-    from harness.documents import load_policy
+    from harness.documents import load_policy_set
     from harness.evidence.pack import bundle_folder
     from harness.evidence.reader import open_bundle
     from harness.report import build_view, render_html
@@ -34,7 +34,7 @@ def report(
 
     with bundle_folder(bundle) as folder:
         opened = open_bundle(folder)
-        asked = load_policy(policy) if policy else opened.plan.policy
+        asked = load_policy_set(policy) if policy else opened.plan.policy
         verdict, submissions = gate_submissions([folder], asked)
         view = build_view(opened, verdict, submissions[0].verification)
     comment = render_markdown(view, Disclosure(duplicates, ai_use, reviewer))

@@ -141,6 +141,10 @@ class BundleState(StrEnum):
     VERIFIED = "verified"
     INCOMPLETE = "incomplete"
     """The run has not finished, or planned checks have no outcome; what is there holds."""
+    UNCONFIRMED = "unconfirmed"
+    """Its files hold together, but the harness or pack here, which is not the one that made it, plans or
+    judges it otherwise, or cannot plan it at all.
+    """
     BROKEN = "broken"
 
 
@@ -163,6 +167,8 @@ class VerificationStep(Record):
     """What is wrong: each makes the bundle broken."""
     missing: tuple[Problem, ...] = ()
     """What is not there yet: each makes the bundle incomplete."""
+    differing: tuple[Problem, ...] = ()
+    """What other code than the one that made the bundle gives otherwise: each leaves it unconfirmed."""
     skipped: str = ""
     """Why the step did not run; empty where it did."""
     note: str = ""
@@ -178,13 +184,18 @@ class Verification(Record):
     """sha256 of the manifest's bytes; None where there is no manifest."""
     signer: str | None
     """Ed25519 public key (hex) whose signature holds; None for an unsigned bundle."""
+    is_replanned: bool
+    """Whether the plan was made again from claim and policy, with the same checks."""
     is_rederived: bool
-    """Whether every outcome was judged again from its samples."""
+    """Whether every outcome was judged again from its samples, to the same result."""
+    made_with: Digest | None = None
+    """Harness that made the bundle, as its plan says; None where there is no plan."""
+    verified_with: Digest | None = None
+    """Harness that planned again; None where no planner was given."""
     steps: tuple[VerificationStep, ...]
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Problems of all steps, in order; then what is missing."""
-        return tuple(p for step in self.steps for p in step.problems) + tuple(
-            p for step in self.steps for p in step.missing
-        )
+        """Problems of all steps, in order; then what is missing; then what other code gives otherwise."""
+        kinds = ("problems", "missing", "differing")
+        return tuple(p for kind in kinds for step in self.steps for p in getattr(step, kind))

@@ -92,6 +92,10 @@ class Waiver(Record):
     reason: str = Field(min_length=10)
     expires: date
 
+    def words(self) -> str:
+        """Owner, reason and expiry, as findings carry them."""
+        return f"{self.owner}: {self.reason} (until {self.expires.isoformat()})"
+
 
 class Proof(Record):
     """What one stage must show."""

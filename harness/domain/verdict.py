@@ -53,8 +53,12 @@ class BundleUse(Record):
     head: Sha | None
     state: BundleState
     signer: str | None
+    harness: Digest | None = None
+    """Harness that made it, as its plan says."""
     refused: str = ""
     """Why none of its evidence counts; empty where it does."""
+    note: str = ""
+    """What the gate plans or judges otherwise than the bundle says; empty where nothing differs."""
 
 
 class ProofRow(Record):

@@ -1,12 +1,13 @@
-"""Steps 5 to 9 of verifying: what the files say is what the plan asks and what the samples give."""
+"""Steps 5, 6 and 8 to 10 of verifying: what the files say is what the plan asks and what the samples give."""
 
 import os
 
 from harness.domain.bundle import ChangeReference, Environment
-from harness.domain.check import Check, Outcome, StageName, Status
+from harness.domain.check import Check, Outcome, Samples, StageName, Status
 from harness.domain.errors import EvidenceError
 from harness.domain.plan import Plan
-from harness.evidence.integrity import Notes, Work
+from harness.domain.record import canonical_bytes, sha256_hex
+from harness.evidence.integrity import Notes, Rejudge, Work
 from harness.evidence.names import (
     ENVIRONMENT,
     MANIFEST,
@@ -20,7 +21,7 @@ from harness.evidence.reader import MAX_ENVIRONMENT_BYTES, iterate_outcomes
 from harness.evidence.rederive import differences
 from harness.evidence.run_folder import MAX_PLAN_BYTES
 from harness.evidence.samples import read_header, read_samples
-from harness.evidence.strict_json import load_record
+from harness.evidence.strict_json import load_record, parse_json, read_bounded
 
 __all__ = ["check_binding", "check_outcomes", "check_rederivation", "check_samples", "check_schemas"]
 
@@ -36,6 +37,7 @@ def check_schemas(work: Work, notes: Notes) -> None:
     try:
         if PLAN in work.sizes:
             work.plan = load_record(work.folder / PLAN, Plan, MAX_PLAN_BYTES)
+            work.parts = _digests_as_written(read_bounded(work.folder / PLAN, MAX_PLAN_BYTES))
         if ENVIRONMENT in work.sizes:
             load_record(work.folder / ENVIRONMENT, Environment, MAX_ENVIRONMENT_BYTES)
         if OUTCOMES in work.sizes:
@@ -54,9 +56,7 @@ def check_binding(work: Work, notes: Notes) -> None:
     notes.looked_at = len(plan.checks)
     if manifest is not None:
         bound = {
-            "plan_digest": plan.digest(),
-            "claim_digest": plan.claim.digest(),
-            "policy_digest": plan.policy.digest(),
+            **work.parts,
             "harness_digest": plan.harness_digest,
             "harness_version": plan.harness_version,
             "pack": plan.pack,
@@ -78,34 +78,10 @@ def check_binding(work: Work, notes: Notes) -> None:
         for threshold in check.thresholds:
             if threshold.name in asked and threshold.value != asked[threshold.name]:
                 notes.wrong(check.id, f"threshold {threshold.name} is not the policy's")
-    _replanned(work, plan, notes)
-
-
-def _replanned(work: Work, plan: Plan, notes: Notes) -> None:
-    if work.replan is None:
-        notes.note = "the plan was not made again from claim and policy: no planner was given"
-        return
-
-    def question(check: Check) -> Check:
-        return check.model_copy(update={"cost_s": 0.0, "unavailable": None})
-
-    planned = {c.id: question(c) for c in plan.checks}
-    checks = work.replan(plan)
-    if checks is None:
-        notes.note = "the plan was not made again: harness or pack here is missing or another version"
-        return
-    again = {c.id: question(c) for c in checks}
-    for check in sorted(set(again) - set(planned)):
-        notes.wrong(check, "is called for by claim and policy, but the plan leaves it out")
-    for check in sorted(set(planned) - set(again)):
-        notes.wrong(check, "is in the plan, but claim and policy do not call for it")
-    for check in sorted(set(planned) & set(again)):
-        if planned[check].canonical() != again[check].canonical():
-            notes.wrong(check, "asks another question than claim and policy call for")
 
 
 def check_outcomes(work: Work, notes: Notes) -> None:
-    """Step 7."""
+    """Step 8."""
     if work.plan is None:
         notes.skipped = "there is no plan yet"
         return
@@ -131,7 +107,7 @@ def check_outcomes(work: Work, notes: Notes) -> None:
 
 
 def check_samples(work: Work, notes: Notes) -> None:
-    """Step 8."""
+    """Step 9."""
     plan = work.plan
     if plan is None:
         notes.skipped = "there is no plan yet"
@@ -184,30 +160,50 @@ def _require_skipped(
 
 
 def check_rederivation(work: Work, notes: Notes) -> None:
-    """Step 9."""
+    """Step 10."""
     if work.rejudge is None or work.plan is None:
         notes.skipped = "no judge was given" if work.plan is not None else "there is no plan yet"
         return
     checks = {c.id: c for c in work.plan.checks}
+    is_own = work.replanned is None or work.replanned.harness == work.plan.harness_digest
+    say = notes.wrong if is_own else notes.differs
     for outcome in work.outcomes:
         if f"{samples_folder(outcome.check)}/{SAMPLES_HEADER}" not in work.sizes:
             continue
         notes.looked_at += 1
         try:
             samples = read_samples(work.folder, outcome.check)
-            again = work.rejudge(checks[outcome.check], samples)
         except EvidenceError as error:
             notes.wrong(outcome.check, str(error).replace(f"{work.folder}{os.sep}", ""))
             continue
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # A judge may assume samples of its own stage; forged ones break it, which is an answer too.
-            notes.wrong(outcome.check, f"cannot be judged again: {type(error).__name__}: {error}")
-            continue
-        if again is None:
-            notes.wrong(outcome.check, "has samples, but no judge gives an outcome for them")
-            continue
-        for difference in differences(outcome, again)[:5]:
-            notes.wrong(outcome.check, difference)
+        for difference in _judged_otherwise(work.rejudge, checks[outcome.check], samples, outcome):
+            say(outcome.check, difference)
+
+
+def _judged_otherwise(rejudge: Rejudge, check: Check, samples: Samples, outcome: Outcome) -> tuple[str, ...]:
+    """How the outcome differs from the one that the judge here gives."""
+    try:
+        again = rejudge(check, samples)
+    except EvidenceError as error:
+        return (f"cannot be judged again: {error}",)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # A judge may assume samples of its own stage; forged ones break it, which is an answer too.
+        return (f"cannot be judged again: {type(error).__name__}: {error}",)
+    if again is None:
+        return ("has samples, but no judge gives an outcome for them",)
+    return differences(outcome, again)[:5]
+
+
+def _digests_as_written(raw: bytes) -> dict[str, str]:
+    """Digests of a plan and its parts as the manifest binds them. A record that has grown a field since
+    would give others.
+    """
+    parts = parse_json(raw)
+    return {
+        "plan_digest": sha256_hex(raw),
+        "claim_digest": sha256_hex(canonical_bytes(parts["claim"])),
+        "policy_digest": sha256_hex(canonical_bytes(parts["policy"])),
+    }
 
 
 def _sample_folder(name: str) -> str:

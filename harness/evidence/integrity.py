@@ -34,6 +34,7 @@ __all__ = [
     "Notes",
     "Rejudge",
     "Replan",
+    "Replanned",
     "Work",
     "check_digests",
     "check_listing",
@@ -43,10 +44,27 @@ __all__ = [
 
 Rejudge = Callable[[Check, Samples], Outcome | None]
 """Judges a check's samples again; None for a check that has no judge."""
-Replan = Callable[[Plan], tuple[Check, ...] | None]
-"""The checks that the planner makes of a plan's claim, policy, change, machine and nonce; None where this
-harness cannot tell.
-"""
+
+
+@dataclass(frozen=True, slots=True)
+class Replanned:
+    """What the planner here makes of a plan's claim, policy, change, machine and nonce."""
+
+    harness: str
+    """Digest of the harness that plans here."""
+    pack: str | None
+    """Digest of the pack installed here; None where none is."""
+    checks: tuple[Check, ...] | None
+    """None where nothing could be planned."""
+    why: str = ""
+    """Why there are no checks."""
+
+    def is_code_of(self, plan: Plan) -> bool:
+        """Whether harness and pack here are those that made the plan."""
+        return (self.harness, self.pack) == (plan.harness_digest, plan.pack_digest)
+
+
+Replan = Callable[[Plan], Replanned]
 MAX_FILES = 100_000
 MAX_BUNDLE_BYTES = 64 * 2**30
 _TOP_FILES = frozenset({MANIFEST, ATTESTATION, PLAN, OUTCOMES, ENVIRONMENT})
@@ -64,6 +82,9 @@ class Work:
     digest: str | None = None
     signer: str | None = None
     plan: Plan | None = None
+    parts: dict[str, str] = field(default_factory=dict)
+    """Digests of the plan and of its parts, as they lie in the file."""
+    replanned: Replanned | None = None
     outcomes: list[Outcome] = field(default_factory=list)
 
 
@@ -74,11 +95,15 @@ class Notes:
     looked_at: int = 0
     problems: list[Problem] = field(default_factory=list)
     missing: list[Problem] = field(default_factory=list)
+    differing: list[Problem] = field(default_factory=list)
     skipped: str = ""
     note: str = ""
 
     def wrong(self, path: str, message: str) -> None:
         self.problems.append(Problem(path=_printable(path), message=_printable(message)))
+
+    def differs(self, path: str, message: str) -> None:
+        self.differing.append(Problem(path=_printable(path), message=_printable(message)))
 
     def lacks(self, path: str, message: str) -> None:
         self.missing.append(Problem(path=_printable(path), message=_printable(message)))

@@ -1,19 +1,21 @@
 """Whether a bundle holds together, decided without trusting anything in it.
 
-Ten steps, one function each:
+Eleven steps, one function each:
 1. tree: regular files and folders only, names that mean one thing everywhere, within the limits
 2. manifest: canonical, of a known schema version, naming safe paths
 3. listing: every file of the tree is listed, every listed file is there, each in a known place
 4. digests: size and sha256 of every file, in pieces
 5. schemas: plan, environment and every outcome parse as canonical records
-6. binding: the manifest's digests, change and tier are the plan's; checks are what claim and policy call for
-7. outcomes: each belongs to a planned check, once, in plan order; what has none is missing
-8. samples: each outcome has its own samples, and nothing else has any
-9. rederivation: each outcome judged again from its samples is the same
-10. attestation: the signature, where there is one, is over this manifest
+6. binding: the manifest's digests, change and tier are the plan's; thresholds are the policy's
+7. planning: the checks are those that the planner here makes of claim, policy, change and machine
+8. outcomes: each belongs to a planned check, once, in plan order; what has none is missing
+9. samples: each outcome has its own samples, and nothing else has any
+10. rederivation: each outcome judged again from its samples is the same
+11. attestation: the signature, where there is one, is over this manifest
 
-Needs no network, GPU or torch. A run without a manifest is incomplete, not broken: steps 3, 4 and 10 then
-have nothing to compare with. Memory is bounded by the plan and one check's samples, whatever the bundle's
+Needs no network, GPU or torch. A run without a manifest is incomplete, not broken: steps 3, 4 and 11 then
+have nothing to compare with. Where other code made the bundle, what steps 7 and 10 give otherwise leaves it
+unconfirmed, not broken. Memory is bounded by the plan and one check's samples, whatever the bundle's
 size.
 """
 
@@ -34,6 +36,7 @@ from harness.evidence.integrity import (
     Notes,
     Rejudge,
     Replan,
+    Replanned,
     Work,
     check_digests,
     check_listing,
@@ -41,15 +44,18 @@ from harness.evidence.integrity import (
     check_tree,
 )
 from harness.evidence.names import ATTESTATION
+from harness.evidence.replanning import check_planning
 
-__all__ = ["Rejudge", "Replan", "verify"]
+__all__ = ["Rejudge", "Replan", "Replanned", "conclusion", "verify"]
 
 MAX_PROBLEMS = 50
 """Shown for each step; one more line says how many there are."""
 
 
 def verify(folder: Path, rejudge: Rejudge | None = None, replan: Replan | None = None) -> Verification:
-    """Verify the bundle in `folder`. Without `rejudge`, step 9 is skipped and the result says so."""
+    """Verify the bundle in `folder`. Without `replan` step 7, without `rejudge` step 10 is skipped, and the
+    result says so.
+    """
     work = Work(folder, rejudge, replan)
     steps: list[VerificationStep] = []
     for number, (name, step, _) in enumerate(_STEPS, 1):
@@ -60,22 +66,44 @@ def verify(folder: Path, rejudge: Rejudge | None = None, replan: Replan | None =
             notes.skipped = "an earlier step found the bundle unsafe or unreadable"
         steps.append(_record(number, name, notes))
     state = BundleState.VERIFIED
+    if any(s.differing for s in steps):
+        state = BundleState.UNCONFIRMED
     if any(s.missing for s in steps):
         state = BundleState.INCOMPLETE
     if any(s.problems for s in steps):
         state = BundleState.BROKEN
-    rederivation = steps[8]
+    planning, rederivation = (next(s for s in steps if s.name == n) for n in ("planning", "rederivation"))
     return Verification(
         state=state,
         bundle_digest=work.digest,
         signer=work.signer,
-        is_rederived=not rederivation.skipped and not rederivation.problems,
+        is_replanned=_holds(planning),
+        is_rederived=_holds(rederivation),
+        made_with=work.plan.harness_digest if work.plan else None,
+        verified_with=work.replanned.harness if work.replanned else None,
         steps=tuple(steps),
     )
 
 
+def conclusion(result: Verification) -> str:
+    """What verifying concluded, in a sentence that says what to do where it is not enough."""
+    if result.state is not BundleState.UNCONFIRMED:
+        return result.state.value
+    made, here = ((digest or "unknown")[:12] for digest in (result.made_with, result.verified_with))
+    code = "with another version of its pack" if made == here else f"with harness {made}, and this is {here}"
+    return (
+        f"unconfirmed: its files hold together, but it was made {code}, and what is named above could not be "
+        "planned or judged alike here; run `fasttrack validate` again with this version, or verify it with "
+        "the one that made it"
+    )
+
+
+def _holds(step: VerificationStep) -> bool:
+    return not (step.skipped or step.problems or step.differing)
+
+
 def _attestation(work: Work, notes: Notes) -> None:
-    """Step 10."""
+    """Step 11."""
     if work.digest is None or ATTESTATION not in work.sizes:
         notes.skipped = "the bundle is unsigned"
         return
@@ -93,6 +121,7 @@ _STEPS: tuple[tuple[str, Callable[[Work, Notes], None], bool], ...] = (
     ("digests", check_digests, True),
     ("schemas", check_schemas, False),
     ("binding", check_binding, True),
+    ("planning", check_planning, True),
     ("outcomes", check_outcomes, False),
     ("samples", check_samples, False),
     ("rederivation", check_rederivation, True),
@@ -108,6 +137,7 @@ def _record(number: int, name: str, notes: Notes) -> VerificationStep:
         looked_at=notes.looked_at,
         problems=_shortened(notes.problems),
         missing=_shortened(notes.missing),
+        differing=_shortened(notes.differing),
         skipped=notes.skipped,
         note=notes.note,
     )

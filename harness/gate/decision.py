@@ -2,46 +2,47 @@
 
 Could not judge (2): no bundle; a bundle that is broken or incomplete; bundles about different claims,
 changes or packs; two heads and nobody said which is judged. Rejected (1): a proof that the policy demands
-is not met by fresh, counted evidence of its tier; a contradiction; a waiver that no longer holds. Evidence
-does not count when it comes from a dirty tree, from another policy, or from a signer whom the policy does
-not name.
+is not met by fresh, counted evidence of its tier; a check that the gate's own plan calls for and no bundle
+answers; a contradiction; a waiver that no longer holds. Evidence does not count when its plan could not be
+made again, when it comes from a dirty tree, from another policy or other rules, or from a signer whom the
+policy does not name.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 
+from harness.documents import PolicySet
 from harness.domain.bundle import BundleState
 from harness.domain.change import Sha
-from harness.domain.check import Finding, Status
-from harness.domain.machine import Tier
+from harness.domain.check import Finding
 from harness.domain.plan import Plan
 from harness.domain.policy import Policy
-from harness.domain.verdict import Answer, BundleUse, MissingEvidence, ProofRow, Verdict
-from harness.gate.demands import Demand, demands
+from harness.domain.verdict import Answer, BundleUse, ProofRow, Verdict
+from harness.evidence.replanning import other_questions
 from harness.gate.freshness import Move
-from harness.gate.merging import Evidence, Merged, contradictions, merge, stale_evidence, strongest
+from harness.gate.merging import Head, contradictions, merge, stale_evidence, strongest
+from harness.gate.proving import prove, rerun_command
 from harness.gate.submission import Submission
 from harness.gate.waivers import unheld, waiver_uses
 
 __all__ = ["decide"]
 
-MAX_NAMED = 40
-"""Check ids named for one missing proof; the words give the count."""
-
 
 def decide(
     submissions: Sequence[Submission],
-    policy: Policy,
+    asked: Policy | PolicySet,
     head: Sha | None = None,
     moves: Mapping[Sha, Move] | None = None,
     today: date | None = None,
 ) -> Verdict:
     """The verdict on a claim from the bundles handed in for it.
 
+    `asked` is the policy, with its zones and rules where isolation's evidence is to be held against them;
     `head` is the head to judge (the bundles' own where it is None); `moves` says by bundle head what changed
     since; `today` decides about waivers (now where it is None).
     """
+    policy = asked.policy if isinstance(asked, PolicySet) else asked
     obstacles = _obstacles(submissions, head)
     if obstacles:
         return _verdict(Answer.COULD_NOT_JUDGE, policy, submissions, head, obstacles, {})
@@ -50,15 +51,17 @@ def decide(
     counted = [s for s in submissions if s.name not in refused]
     plan = _plans(submissions)[0]
     judged = head or plan.change.head
-    merged = merge(counted, judged, moves or {})
-    rows, missing = _prove(policy, plan, merged, judged, refused)
+    merged = merge(counted, Head(judged, moves or {}), _foreign_rules(counted, asked))
+    rows, missing = prove(policy, plan, merged, judged, bool(refused))
     clashes = contradictions(merged)
-    findings = [f for evidence in merged.values() for f in strongest(evidence).outcome.findings]
+    findings = [f for evidence in merged.evidence.values() for f in strongest(evidence).outcome.findings]
     lapsed = unheld(policy, findings, today)
     reasons = [f"{name}: {reason}" for name, reason in refused.items()]
+    notes = [f"{s.name}: {note}" for s in counted if (note := _note(s, policy))]
     reasons += [f"{c.check} passes in one bundle and fails in another" for c in clashes]
     reasons += [_lapsed_words(f) for f in lapsed]
     reasons += [f"{_row_name(row)}: {row.why}" for row in rows if not row.is_met]
+    reasons += notes
     if not rows:
         reasons.append(
             f"policy {policy.name!r} demands no proof of this claim, so nothing can be admitted on it"
@@ -66,9 +69,10 @@ def decide(
     answer = Answer.REJECTED if missing or clashes or lapsed or not rows else Answer.ADMITTED
     if answer is Answer.ADMITTED:
         checks = sum(row.passed for row in rows)
-        reasons.append(
+        reasons.insert(
+            0,
             f"all {len(rows)} proofs that policy {policy.name!r} demands are met by {checks} passed checks, "
-            "each with a control that failed as it should"
+            "each with a control that failed as it should",
         )
     return _verdict(
         answer,
@@ -127,7 +131,11 @@ def _refusal(submission: Submission, policy: Policy) -> str:
         raise AssertionError(f"{submission.name} was refused before")
     if plan.change.is_dirty:
         return "made from uncommitted changes, so it is bound to no commit; commit and run again"
-    if plan.policy.digest() != policy.digest():
+    if submission.asked is None:
+        return (
+            f"its plan could not be made again, so nothing shows that it asks all: {_why_unasked(submission)}"
+        )
+    if plan.policy != policy:
         how = "has another version of it" if plan.policy.name == policy.name else f"was {plan.policy.name!r}"
         return f"judged under another policy than {policy.name!r} (its policy {how})"
     signer = submission.verification.signer
@@ -137,90 +145,36 @@ def _refusal(submission: Submission, policy: Policy) -> str:
     return ""
 
 
-def _prove(
-    policy: Policy,
-    plan: Plan,
-    merged: Merged,
-    head: Sha,
-    refused: Mapping[str, str],
-) -> tuple[tuple[ProofRow, ...], tuple[MissingEvidence, ...]]:
-    """A row for every demand, and what is missing for those that are not met."""
-    best = [strongest(evidence) for evidence in merged.values()]
-    rows, missing = [], []
-    for demand in demands(policy, plan.claim):
-        mine = [e for e in best if e.check.stage is demand.stage and e.arch == demand.arch]
-        row, lacking = _row(demand, mine, bool(refused))
-        rows.append(row)
-        if not row.is_met:
-            missing.append(
-                MissingEvidence(
-                    stage=demand.stage,
-                    arch=demand.arch,
-                    checks=tuple(e.check.id for e in lacking)[:MAX_NAMED],
-                    why=row.why,
-                    where=_where(demand),
-                    command=_command(demand, policy, plan, head),
-                )
-            )
-    return tuple(rows), tuple(missing)
+def _why_unasked(submission: Submission) -> str:
+    planning = next((s for s in submission.verification.steps if s.name == "planning"), None)
+    if planning is None:
+        return "no planner was given"
+    return planning.skipped or "; ".join(p.message for p in planning.differing)
 
 
-def _row(demand: Demand, mine: Sequence[Evidence], is_any_refused: bool) -> tuple[ProofRow, list[Evidence]]:
-    stale = [e for e in mine if e.stale is not None]
-    fresh = [e for e in mine if e.stale is None]
-    not_passed = [e for e in fresh if e.outcome.status is not Status.PASS]
-    weak = [
-        e for e in fresh if e.outcome.status is Status.PASS and e.outcome.tier.strength < demand.tier.strength
-    ]
-    absent = [s for s in demand.subjects if not any(_is_about(e, s) for e in mine)]
-    why = []
-    if not mine:
-        counted = "counted " if is_any_refused else ""
-        why.append(f"no {counted}bundle has evidence{'' if demand.arch is None else f' on {demand.arch}'}")
-    if absent and mine:
-        why.append(f"no check of {', '.join(absent)}")
-    if not_passed:
-        counts = Counter(e.outcome.status for e in not_passed)
-        said = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-        why.append(f"{len(not_passed)} of {len(mine)} required checks did not pass ({said})")
-    if weak:
-        why.append(f"{len(weak)} checks passed below tier {demand.tier}")
-    if stale:
-        why.append(f"evidence of {len(stale)} checks is of an older head")
-    passed = [e for e in fresh if e.outcome.status is Status.PASS]
-    row = ProofRow(
-        stage=demand.stage,
-        arch=demand.arch,
-        required_tier=demand.tier,
-        found_tier=min((e.outcome.tier for e in passed), key=lambda t: t.strength, default=None),
-        checks=len(mine),
-        statuses=tuple(sorted(Counter(e.outcome.status for e in fresh).items())),
-        stale=len(stale),
-        controls=sum(e.outcome.control is not None and e.outcome.control.failed for e in mine),
-        is_met=not why,
-        why="; ".join(why),
-    )
-    return row, [*not_passed, *weak, *stale]
+def _foreign_rules(submissions: Iterable[Submission], asked: Policy | PolicySet) -> frozenset[str]:
+    """Bundles whose isolation was judged by other zones or rules than the gate's."""
+    if not isinstance(asked, PolicySet):
+        return frozenset()
+    mine = (asked.zones, asked.rules)
+    return frozenset(s.name for s in submissions if s.plan and (s.plan.zones, s.plan.rules) != mine)
 
 
-def _is_about(evidence: Evidence, subject: str) -> bool:
-    check = evidence.check
-    return subject in (check.subject, check.op) or subject in check.id.split("/")
-
-
-def _where(demand: Demand) -> str:
-    if demand.tier is Tier.SMOKE:
-        return "any machine, no GPU needed"
-    counts = {Tier.RANK: "one", Tier.NODE: "several", Tier.CLAIM: "the claimed number of"}
-    plural = "" if demand.tier is Tier.RANK else "s"
-    kind = "" if demand.arch is None else f" {demand.arch}"
-    return f"a machine with {counts[demand.tier]}{kind} GPU{plural}"
-
-
-def _command(demand: Demand, policy: Policy, plan: Plan, head: Sha) -> str:
+def _note(submission: Submission, policy: Policy) -> str:
+    """What the gate plans or judges otherwise than a bundle that other code made."""
+    verification, plan = submission.verification, submission.plan
+    if verification.state is not BundleState.UNCONFIRMED or plan is None or submission.asked is None:
+        return ""
+    here = verification.verified_with or ""
+    code = f"another version of pack {plan.pack} than is here"
+    if here != plan.harness_digest:
+        code = f"harness {plan.harness_digest[:12]}, and this gate is {here[:12]}"
+    planned = len(other_questions(plan, submission.asked))
+    judged = {p.path for s in verification.steps if s.name == "rederivation" for p in s.differing}
     return (
-        f"fasttrack validate --pack {plan.pack} --policy {policy.name} --base {plan.change.base} "
-        f"--head {head} --tier {demand.tier} --stage {demand.stage}"
+        f"made with {code}: {planned} checks are planned and {len(judged)} judged otherwise here; only what "
+        "is asked alike counts, as judged here. To have all of it count, run "
+        f"`{rerun_command(policy, plan, plan.change.head)}` with this gate's version"
     )
 
 
@@ -257,7 +211,9 @@ def _verdict(
             head=s.plan.change.head if s.plan else None,
             state=s.verification.state,
             signer=s.verification.signer,
+            harness=s.verification.made_with,
             refused=refused.get(s.name, ""),
+            note=_note(s, policy),
         )
         for s in submissions
     )

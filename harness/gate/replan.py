@@ -1,25 +1,37 @@
-"""Whether a plan asks everything that its claim and policy call for: plan again, from the same inputs."""
+"""Make a plan again from the same claim, policy, change, machine and nonce, with the planner that is here.
 
-from harness.domain.check import Check
+Whatever harness and pack a plan names, this one plans: a gate that took a plan's word for which code made it
+would leave the asking to the asked.
+"""
+
+from harness.domain.errors import FasttrackError
 from harness.domain.plan import Plan
 from harness.domain.stage import PlanRequest
 from harness.engines.packs import harness_digest, load_pack, pack_digest
+from harness.evidence.verify import Replanned
 from harness.planner import CodeDigests, make_plan, plan_seed
 
 __all__ = ["replan"]
 
 
-def replan(plan: Plan) -> tuple[Check, ...] | None:
-    """The checks that this harness plans for the stages of `plan`; None where the harness or the pack here is
-    another version, which may plan otherwise. Raises `InputError` where the pack is not installed.
-    """
-    pack = load_pack(plan.pack)
-    if plan.harness_digest != harness_digest() or plan.pack_digest != pack_digest(pack):
-        return None
-    request = PlanRequest(
-        pack=pack, claim=plan.claim, policy=plan.policy, zones=plan.zones, rules=plan.rules,
-        change=plan.change, machine=plan.machine, tier=plan.tier, is_full=plan.is_full,
-        seed=plan_seed(plan.change.head, plan.nonce),
-    )  # fmt: skip
-    stages = tuple(dict.fromkeys(check.stage for check in plan.checks))
-    return make_plan(request, CodeDigests(plan.harness_digest, plan.pack_digest), plan.nonce, stages).checks
+def replan(plan: Plan) -> Replanned:
+    """What this harness and the pack installed here plan for the stages of `plan`."""
+    here, pack_here = harness_digest(), None
+    try:
+        pack = load_pack(plan.pack)
+        pack_here = pack_digest(pack)
+        request = PlanRequest(
+            pack=pack, claim=plan.claim, policy=plan.policy, zones=plan.zones, rules=plan.rules,
+            change=plan.change, machine=plan.machine, tier=plan.tier, is_full=plan.is_full,
+            seed=plan_seed(plan.change.head, plan.nonce),
+        )  # fmt: skip
+        stages = tuple(dict.fromkeys(check.stage for check in plan.checks))
+        made = make_plan(request, CodeDigests(here, pack_here), plan.nonce, stages)
+    except (FasttrackError, ImportError) as error:
+        return Replanned(here, pack_here, None, str(error))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # A claim, policy or machine of a forged plan may be one that no planner of ours was written for.
+        return Replanned(
+            here, pack_here, None, f"no plan can be made of it ({type(error).__name__}: {error})"
+        )
+    return Replanned(here, pack_here, made.checks)

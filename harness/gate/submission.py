@@ -1,16 +1,22 @@
-"""A bundle as the gate takes it: verified first, then read."""
+"""A bundle as the gate takes it: verified first, then planned and judged by the gate itself.
+
+Invariant: of a bundle the gate takes the samples alone. Which checks they must answer, and what they answer,
+it finds out with its own planner and judges, whatever the bundle says of either.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.domain.bundle import BundleState, Verification
-from harness.domain.check import Outcome
+from harness.domain.check import Check, Outcome, Samples, Status
 from harness.domain.errors import EvidenceError, InputError
 from harness.domain.plan import Plan
 from harness.evidence.reader import open_bundle
-from harness.evidence.verify import Rejudge, Replan, verify
+from harness.evidence.verify import Rejudge, Replan, Replanned, verify
 
 __all__ = ["Submission", "load_submission"]
+
+SOUND = frozenset({BundleState.VERIFIED, BundleState.UNCONFIRMED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,21 +27,46 @@ class Submission:
     verification: Verification
     plan: Plan | None
     outcomes: tuple[Outcome, ...]
+    """As judged here; as stored only where there are no samples to judge."""
+    asked: tuple[Check, ...] | None = None
+    """What the planner here asks of the same claim, policy, change and machine; None where it cannot tell."""
 
     @property
     def is_sound(self) -> bool:
         """Whether its evidence can be judged at all."""
-        return self.verification.state is BundleState.VERIFIED and self.plan is not None
+        return self.verification.state in SOUND and self.plan is not None
 
 
 def load_submission(
     folder: Path, rejudge: Rejudge, replan: Replan | None = None, name: str | None = None
 ) -> Submission:
-    """Verify and read one bundle. A broken one gives a submission without a plan, never an error."""
-    verification = verify(folder, rejudge, replan)
+    """Verify and read one bundle. A broken one gives a submission without a plan, never an error. Without
+    `replan` its evidence cannot count.
+    """
+    judged: dict[str, Outcome] = {}
+    planned: list[Replanned] = []
+    planner: Replan | None = None
+
+    def judge(check: Check, samples: Samples) -> Outcome | None:
+        outcome = rejudge(check, samples)
+        if outcome is not None:
+            judged[check.id] = outcome
+        return outcome
+
+    if replan is not None:
+
+        def planner(plan: Plan) -> Replanned:
+            planned.append(replan(plan))
+            return planned[-1]
+
+    verification = verify(folder, judge, planner)
     shown = name or folder.name
     try:
         bundle = open_bundle(folder)
     except (EvidenceError, InputError):
         return Submission(shown, verification, None, ())
-    return Submission(shown, verification, bundle.plan, bundle.outcomes)
+    outcomes = tuple(
+        judged.get(o.check, o) for o in bundle.outcomes if o.check in judged or o.status is Status.SKIPPED
+    )
+    asked = planned[0].checks if planned else None
+    return Submission(shown, verification, bundle.plan, outcomes, asked)

@@ -95,9 +95,9 @@ def verification_words(verification: Verification | None) -> tuple[str, ...]:
         return ()
     lines = []
     for step in verification.steps:
-        problems = len(step.problems) + len(step.missing)
+        problems = len(step.problems) + len(step.missing) + len(step.differing)
         said = f"skipped: {step.skipped}" if step.skipped else f"{problems or 'no'} problems"
         said += f" ({step.note})" if step.note else ""
         lines.append(f"{step.number}. {step.name}: {step.looked_at} looked at, {said}")
-        lines += [f"   {p.path or 'bundle'}: {p.message}" for p in (*step.problems, *step.missing)]
+        lines += [f"   {p.path or 'bundle'}: {p.message}" for p in (*step.problems, *step.missing, *step.differing)]
     return tuple(plain(line, 600) for line in lines)

@@ -10,7 +10,7 @@ from harness.cli import gate as gate_command
 from harness.cli.main import _exit_code
 from harness.report.markdown import MARKER
 from tests.evidence.example_judge import judge
-from tests.evidence.example_run import example_policy, write_example
+from tests.evidence.example_run import as_planned, example_policy_set, write_example
 from tests.forge.github_server import FakeGitHub, Fault, serve_github
 from tests.forge.material import TOKEN, github
 
@@ -19,12 +19,12 @@ PR = "octo/vllm#61867"
 
 @pytest.fixture(autouse=True)
 def _example_judge(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example's judge stands in for the stages', and nothing is planned again."""
+    """The example's judge and planner stand in for the stages'."""
     import harness.documents
 
     monkeypatch.setattr(gate_command, "judge_of", lambda folder: judge)
-    monkeypatch.setattr(gate_command, "replan_of", lambda: None)
-    monkeypatch.setattr(harness.documents, "load_policy", example_policy)
+    monkeypatch.setattr(gate_command, "replan_of", lambda: as_planned)
+    monkeypatch.setattr(harness.documents, "load_policy_set", example_policy_set)
 
 
 @pytest.fixture(scope="module")

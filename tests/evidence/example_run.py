@@ -6,6 +6,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from harness.documents import PolicySet
 from harness.domain.bundle import Environment
 from harness.domain.cell import Cell
 from harness.domain.change import Change, ChangedFile, FileKind
@@ -27,11 +28,13 @@ from harness.domain.policy import Policy, Proof, Waiver, Zone, ZoneMap
 from harness.evidence.bundle import write_bundle
 from harness.evidence.reader import Bundle
 from harness.evidence.run_folder import open_run
+from harness.evidence.verify import Replanned
 from tests.evidence.example_judge import judge
 
 __all__ = [
-    "BASE", "CREATED", "HEAD", "OPS", "example_claim", "example_machine", "example_plan", "example_policy",
-    "example_samples", "many_checks", "only", "outcome_of", "write_example",
+    "BASE", "CREATED", "HEAD", "OPS", "as_planned", "example_claim", "example_machine", "example_plan",
+    "example_policy", "example_policy_set", "example_samples", "many_checks", "only", "outcome_of",
+    "write_example",
 ]  # fmt: skip
 
 BASE, HEAD = "b" * 40, "a" * 40
@@ -113,6 +116,17 @@ def example_policy(name: str = "smoke", **changes: Any) -> Policy:
     return Policy(**{**values, **changes})
 
 
+def example_policy_set(name: str = "smoke") -> PolicySet:
+    """An example policy with the zones and rules of the example's plans."""
+    plan = example_plan()
+    return PolicySet(example_policy(name), plan.zones, plan.rules)
+
+
+def as_planned(plan: Plan) -> Replanned:
+    """A planner that asks what the plan asks, with the code that made it."""
+    return Replanned(plan.harness_digest, plan.pack_digest, plan.checks)
+
+
 def example_plan(
     policy: Policy | None = None, scene: Scene = "mixed", *, gpu: bool = False, **changes: Any
 ) -> Plan:
@@ -187,6 +201,7 @@ def write_example(
     scene: Scene = "mixed",
     samples: Callable[[Check], Samples] | None = None,
     stop_after: int | None = None,
+    judged_by: Callable[[Check, Samples], Outcome] = judge,
 ) -> Path:
     """Run the example into `folder` and finish it; `stop_after` leaves the rest without outcomes."""
     plan = plan or example_plan(scene=scene)
@@ -198,7 +213,7 @@ def write_example(
                 run.record(_skipped(check, plan), None)
                 continue
             taken = samples(check) if samples else example_samples(check, plan.tier, scene)
-            run.record(judge(check, taken), taken)
+            run.record(judged_by(check, taken), taken)
         environment = Environment(
             command=("fasttrack", "validate", "--policy", plan.policy.name),
             variables=(("OMP_NUM_THREADS", "2"),),

@@ -1,5 +1,6 @@
 """Verifying: what breaks a bundle, step by step."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,13 +16,15 @@ from harness.domain.bundle import BundleState, Environment, Manifest, Verificati
 from harness.domain.check import Check, Figure, Outcome, Samples, SampleTable, Status, Threshold
 from harness.domain.machine import Tier
 from harness.domain.plan import Plan
+from harness.domain.record import canonical_bytes, sha256_hex
 from harness.evidence.bundle import write_bundle
 from harness.evidence.names import samples_folder
+from harness.evidence.replanning import is_same_question
 from harness.evidence.run_folder import open_run
 from harness.evidence.strict_json import parse_record
-from harness.evidence.verify import verify
+from harness.evidence.verify import Replanned, conclusion, verify
 from tests.evidence.example_judge import judge
-from tests.evidence.example_run import example_plan, only, write_example
+from tests.evidence.example_run import as_planned, example_plan, only, write_example
 from tests.evidence.tampering import edit_outcomes, rehash, said
 
 ROUTER = "kernels/router/cpu.tp1.dcp1.b64.c512.d0.bf16.decode"
@@ -56,8 +59,8 @@ def test_an_honest_bundle_verifies_and_is_rederived(pristine: Path) -> None:
     result = verify(pristine, judge)
     assert (result.state, result.is_rederived, result.signer) == (BundleState.VERIFIED, True, None)
     assert [s.name for s in result.steps] == [
-        "tree", "manifest", "listing", "digests", "schemas", "binding", "outcomes", "samples", "rederivation",
-        "attestation",
+        "tree", "manifest", "listing", "digests", "schemas", "binding", "planning", "outcomes", "samples",
+        "rederivation", "attestation",
     ]  # fmt: skip
 
 
@@ -311,32 +314,101 @@ def test_a_threshold_that_the_policy_does_not_set_is_refused(bundle: Path, plan:
     assert "threshold margin is not the policy's" in _broken(bundle)
 
 
+def _whole_and_strict(made: Plan) -> Replanned:
+    """The planner of the harness that made the example: all checks, and a margin of its own."""
+    checks = (
+        c.model_copy(update={"thresholds": (Threshold(name="margin", value=0.01),)})
+        if c.stage == "evals"
+        else c
+        for c in example_plan().checks
+    )
+    return Replanned("1" * 64, "2" * 64, tuple(checks))
+
+
 def test_a_plan_that_leaves_out_or_softens_what_the_claim_calls_for_is_refused(
     bundle: Path, plan: Plan
 ) -> None:
-    def replan(made: Plan) -> tuple[Check, ...]:
-        asked = (*example_plan().checks,)
-        return tuple(
-            c.model_copy(update={"thresholds": (Threshold(name="margin", value=0.01),)})
-            if c.stage == "evals"
-            else c
-            for c in asked
-        )
-
-    words = said(verify(bundle, judge, replan))
+    result = verify(bundle, judge, _whole_and_strict)
+    words = said(result)
+    assert (result.state, result.is_replanned) == (BundleState.BROKEN, False)
     assert "audit/attn_res/sm_90a: is called for by claim and policy, but the plan leaves it out" in words
     assert "evals/drift/canary: asks another question" in words
 
 
 def test_a_plan_that_could_not_be_made_again_is_said_so(bundle: Path) -> None:
-    result = verify(bundle, judge, lambda plan: None)
-    assert result.state is BundleState.VERIFIED
-    assert "not made again" in result.steps[5].note
+    result = verify(bundle, judge, lambda plan: Replanned("9" * 64, None, None, "no pack is called x"))
+    assert (result.state, result.is_replanned) == (BundleState.UNCONFIRMED, False)
+    assert _step(result, "planning") == "[]"
+    assert said(result) == "plan.json: could not be made again: no pack is called x"
+
+
+def test_without_a_planner_the_result_says_that_nothing_was_planned_again(bundle: Path) -> None:
+    result = verify(bundle, judge)
+    assert (result.is_replanned, result.made_with, result.verified_with) == (False, "1" * 64, None)
+    assert result.steps[6].skipped == "no planner was given"
+
+
+def test_a_stripped_plan_is_not_verified_by_naming_another_harness(bundle: Path, plan: Plan) -> None:
+    _rewritten(bundle, plan.model_copy(update={"harness_digest": "f" * 64}))
+    result = verify(bundle, judge, _whole_and_strict)
+    assert (result.state, result.is_replanned) == (BundleState.UNCONFIRMED, False)
+    assert "audit/attn_res/sm_90a: is called for by claim and policy, but the plan leaves it out" in said(
+        result
+    )
+    assert conclusion(result).startswith(
+        "unconfirmed: its files hold together, but it was made with harness ffffffffffff, and this is "
+        "111111111111"
+    )
+
+
+def test_a_plan_that_another_harness_made_alike_is_verified_and_names_both(bundle: Path) -> None:
+    result = verify(bundle, judge, lambda plan: Replanned("9" * 64, plan.pack_digest, plan.checks))
+    assert (result.state, result.is_replanned) == (BundleState.VERIFIED, True)
+    assert result.steps[6].note == "made with harness 111111111111; planned again with 999999999999"
+
+
+def test_an_outcome_that_another_harness_judges_otherwise_is_not_verified(bundle: Path) -> None:
+    def praise(outcome: Outcome) -> Outcome:
+        return (
+            outcome.model_copy(update={"summary": "nothing to see"}) if outcome.check == ROUTER else outcome
+        )
+
+    edit_outcomes(bundle, praise)
+    other = verify(bundle, judge, lambda plan: Replanned("9" * 64, plan.pack_digest, plan.checks))
+    assert (other.state, other.is_rederived) == (BundleState.UNCONFIRMED, False)
+    assert f"{ROUTER}: summary says" in said(other)
+    assert verify(bundle, judge, as_planned).state is BundleState.BROKEN
+
+
+def test_a_bundle_from_before_a_field_was_added_to_its_plan_still_verifies(bundle: Path) -> None:
+    older = json.loads((bundle / "plan.json").read_bytes())
+    del older["is_full"], older["claim"]["speed"], older["policy"]["is_dirty_allowed"]
+    raw = canonical_bytes(older)
+    (bundle / "plan.json").write_bytes(raw)
+    manifest = parse_record((bundle / "manifest.json").read_bytes(), Manifest)
+    digests = {
+        "plan_digest": sha256_hex(raw),
+        "claim_digest": sha256_hex(canonical_bytes(older["claim"])),
+        "policy_digest": sha256_hex(canonical_bytes(older["policy"])),
+    }
+    (bundle / "manifest.json").write_bytes(manifest.model_copy(update=digests).canonical())
+    rehash(bundle)
+    assert said(verify(bundle, judge, as_planned)) == ""
+
+
+def test_a_waiver_that_has_ended_since_is_no_other_question_and_an_invented_one_is(plan: Plan) -> None:
+    (check,) = (c for c in plan.checks if c.id == ROUTER)
+    policy = plan.policy
+    held = Threshold(name="waived.new_dependency", value=policy.waivers[0].words())
+    forged = Threshold(name="waived.spill", value=policy.waivers[0].words())
+    assert is_same_question(check.model_copy(update={"thresholds": (held,)}), check, policy)
+    assert not is_same_question(check.model_copy(update={"thresholds": (forged,)}), check, policy)
 
 
 def test_costs_and_what_a_machine_cannot_run_are_no_other_question(bundle: Path, plan: Plan) -> None:
-    def replan(made: Plan) -> tuple[Check, ...]:
-        return tuple(c.model_copy(update={"cost_s": 9.0, "unavailable": "no GPU"}) for c in made.checks)
+    def replan(made: Plan) -> Replanned:
+        checks = (c.model_copy(update={"cost_s": 9.0, "unavailable": "no GPU"}) for c in made.checks)
+        return Replanned(made.harness_digest, made.pack_digest, tuple(checks))
 
     assert verify(bundle, judge, replan).state is BundleState.VERIFIED
 

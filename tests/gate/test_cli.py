@@ -12,21 +12,23 @@ from harness.cli import bundle as bundle_commands
 from harness.cli import gate as gate_command
 from harness.cli import report as report_command
 from harness.domain.bundle import Verification
+from harness.domain.plan import Plan
 from harness.domain.verdict import Verdict
+from harness.evidence.verify import Replanned
 from tests.evidence.example_judge import judge
-from tests.evidence.example_run import HEAD, example_plan, example_policy, write_example
+from tests.evidence.example_run import HEAD, as_planned, example_plan, example_policy_set, write_example
 
 RUN = CliRunner()
 
 
 @pytest.fixture(autouse=True)
 def _example_judge(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example's judge stands in for the stages', and nothing is planned again."""
+    """The example's judge and planner stand in for the stages'."""
     import harness.documents
 
     monkeypatch.setattr(gate_command, "judge_of", lambda folder: judge)
-    monkeypatch.setattr(gate_command, "replan_of", lambda: None)
-    monkeypatch.setattr(harness.documents, "load_policy", example_policy)
+    monkeypatch.setattr(gate_command, "replan_of", lambda: as_planned)
+    monkeypatch.setattr(harness.documents, "load_policy_set", example_policy_set)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +90,7 @@ def test_verify_prints_each_step_and_exits_with_two_for_a_broken_bundle(
 ) -> None:
     code, text = _call(bundle_commands.app, "verify", passing)
     assert code == 0
-    assert " 9 rederivation  ok" in text
+    assert "10 rederivation  ok" in text
     broken = Path(shutil.copytree(passing, tmp_path / "broken"))
     (broken / "logs" / "compile.log").write_text("edited")
     code, text = _call(bundle_commands.app, "verify", broken)
@@ -96,6 +98,21 @@ def test_verify_prints_each_step_and_exits_with_two_for_a_broken_bundle(
     assert "logs/compile.log: has" in text
     code, text = _call(bundle_commands.app, "verify", broken, "--json")
     assert Verification.model_validate_json(text).state == "broken"
+
+
+def test_verify_does_not_say_ok_where_another_harness_plans_otherwise(
+    passing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fewer(plan: Plan) -> Replanned:
+        return Replanned("9" * 64, plan.pack_digest, plan.checks[1:])
+
+    monkeypatch.setattr(gate_command, "replan_of", lambda: fewer)
+    code, text = _call(bundle_commands.app, "verify", passing)
+    assert code == 2
+    assert " 6 binding       ok" in text
+    assert " 7 planning      differs" in text
+    assert "isolation/zones/change: is in the plan, but claim and policy do not call for it" in text
+    assert "unconfirmed: its files hold together, but it was made with harness 111111111111" in text
 
 
 def test_a_packed_bundle_is_verified_gated_and_shown_like_its_folder(passing: Path, tmp_path: Path) -> None:

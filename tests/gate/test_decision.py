@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness.documents import load_rules
 from harness.domain.bundle import BundleState
 from harness.domain.change import Sha
 from harness.domain.check import Check, Finding, Outcome, Samples, Severity, StageName, Status
@@ -15,14 +16,17 @@ from harness.domain.machine import Tier
 from harness.domain.plan import Plan
 from harness.domain.policy import Policy, Proof
 from harness.domain.verdict import Answer, Contribution, Verdict
+from harness.evidence.verify import Replanned
 from harness.gate import Move, Submission, decide, load_submission
 from tests.evidence.example_judge import judge
 from tests.evidence.example_run import (
     BASE,
     HEAD,
+    as_planned,
     example_claim,
     example_plan,
     example_policy,
+    example_policy_set,
     example_samples,
     only,
     write_example,
@@ -48,7 +52,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
         key = f"{plan.digest()} {scene} {name}"
         if key not in known:
             folder = write_example(tmp_path_factory.mktemp("gate") / name, plan, scene)
-            known[key] = load_submission(folder, judge)
+            known[key] = load_submission(folder, judge, as_planned)
         return known[key]
 
     return make
@@ -108,7 +112,7 @@ def test_no_bundle_cannot_be_judged() -> None:
 def test_a_broken_bundle_cannot_be_judged(tmp_path: Path) -> None:
     folder = write_example(tmp_path / "run", example_plan(scene="passing"), "passing")
     (folder / "logs" / "compile.log").write_text("edited")
-    verdict = _decide(load_submission(folder, judge))
+    verdict = _decide(load_submission(folder, judge, as_planned))
     assert verdict.exit_code == 2
     assert "logs/compile.log" in verdict.reasons[0]
 
@@ -121,18 +125,18 @@ def test_a_bundle_whose_outcomes_its_samples_do_not_give_cannot_be_judged(tmp_pa
         return outcome.model_copy(update={"status": Status.PASS, "next_step": ""}) if is_pass else outcome
 
     edit_outcomes(folder, admit)
-    assert _decide(load_submission(folder, judge)).exit_code == 2
+    assert _decide(load_submission(folder, judge, as_planned)).exit_code == 2
 
 
 def test_an_incomplete_bundle_cannot_be_judged(tmp_path: Path) -> None:
     folder = write_example(tmp_path / "run", example_plan(scene="passing"), "passing", stop_after=20)
-    submission = load_submission(folder, judge)
+    submission = load_submission(folder, judge, as_planned)
     assert submission.verification.state is BundleState.INCOMPLETE
     assert _decide(submission).exit_code == 2
 
 
 def test_a_folder_that_is_no_bundle_cannot_be_judged(tmp_path: Path) -> None:
-    assert _decide(load_submission(tmp_path, judge)).exit_code == 2
+    assert _decide(load_submission(tmp_path, judge, as_planned)).exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -284,6 +288,120 @@ def test_the_same_check_on_two_architectures_is_two_proofs(made: Make) -> None:
     assert not _row(verdict, "coverage", "sm_90a").is_met
 
 
+def _stripped(plan: Plan, *left_out: str) -> Plan:
+    """The plan as somebody else's harness would have made it, had it asked less."""
+    kept = only(plan, lambda c: not any(part in c.id for part in left_out))
+    return kept.model_copy(update={"harness_digest": "f" * 64})
+
+
+def _whole(plan: Plan) -> Replanned:
+    """What the gate's own planner asks, whatever the plan does."""
+    return Replanned("1" * 64, "2" * 64, example_plan(plan.policy, "passing").checks)
+
+
+def test_a_bundle_whose_plan_was_not_made_again_counts_for_nothing(tmp_path: Path) -> None:
+    folder = write_example(tmp_path / "run", example_plan(scene="passing"), "passing")
+    for planner, why in (
+        (None, "no planner was given"),
+        (lambda plan: Replanned("1" * 64, None, None, "no pack is called x"), "no pack is called x"),
+    ):
+        verdict = _decide(load_submission(folder, judge, planner))
+        assert verdict.exit_code == 1
+        assert "its plan could not be made again, so nothing shows that it asks all" in verdict.reasons[0]
+        assert why in verdict.reasons[0]
+        assert all(row.checks == 0 for row in verdict.rows)
+
+
+def test_a_plan_stripped_of_checks_is_rejected_whatever_harness_it_names(tmp_path: Path) -> None:
+    plan = _stripped(example_plan(scene="passing"), "kernels/router", "audit/kda_step/sm_100a")
+    folder = write_example(tmp_path / "run", plan, "passing")
+    verdict = _decide(load_submission(folder, judge, _whole))
+    assert verdict.exit_code == 1
+    assert [(m.stage.value, m.arch) for m in verdict.missing] == [("audit", "sm_100a"), ("kernels", "cpu")]
+    assert verdict.missing[0].checks == ("audit/kda_step/sm_100a",)
+    assert verdict.missing[1].why == (
+        "3 checks that this gate asks are answered by no bundle, first "
+        "kernels/router/cpu.tp1.dcp1.b1.c64.d0.bf16.decode: left out of the plan (run)"
+    )
+    assert verdict.bundles[0].note.startswith(
+        "made with harness ffffffffffff, and this gate is 111111111111: 4 checks are planned and 0 judged "
+        "otherwise here; only what is asked alike counts"
+    )
+    assert f"--base {BASE} --head {HEAD} --tier smoke` with this gate's version" in verdict.reasons[-1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"is_required": False},
+        {"thresholds": ()},
+        {"parameters": (("kind", "path"), ("seed", 1))},
+        {"cell": None},
+        {"tier": Tier.CLAIM},
+    ],
+)
+def test_a_check_that_asks_something_else_under_its_own_name_does_not_count(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    plan = example_plan(scene="passing")
+    name = "coverage/path/cpu.tp1.dcp1.b1.c64.d0.bf16.decode"
+    checks = tuple(c.model_copy(update=changes) if c.id == name else c for c in plan.checks)
+    foreign = plan.model_copy(update={"checks": checks, "harness_digest": "f" * 64})
+
+    def lenient(check: Check, samples: Samples) -> Outcome:
+        return judge(next(c for c in plan.checks if c.id == check.id), samples)
+
+    folder = write_example(tmp_path / "run", foreign, "passing", judged_by=lenient)
+    verdict = _decide(load_submission(folder, lenient, _whole))
+    assert verdict.exit_code == 1
+    assert [m.checks for m in verdict.missing] == [(name,)]
+    assert "planned as another question (run)" in verdict.missing[0].why
+
+
+def test_an_older_harness_that_asked_and_judged_alike_is_admitted_and_named(made: Make) -> None:
+    older = made(harness_digest="e" * 64)
+    verdict = _decide(older)
+    assert verdict.answer is Answer.ADMITTED
+    assert (verdict.bundles[0].harness, verdict.bundles[0].note) == ("e" * 64, "")
+
+
+def test_what_one_bundle_leaves_out_another_may_answer(made: Make, tmp_path: Path) -> None:
+    plan = _stripped(example_plan(scene="passing"), "kernels/router")
+    part = load_submission(write_example(tmp_path / "part", plan, "passing"), judge, _whole)
+    verdict = _decide(part, made(name="whole"))
+    assert verdict.answer is Answer.ADMITTED
+    assert verdict.reasons[0].startswith("all 7 proofs")
+
+
+def test_the_gate_takes_its_own_judgement_over_the_stored_one(tmp_path: Path) -> None:
+    plan = example_plan(harness_digest="f" * 64)
+    folder = write_example(tmp_path / "run", plan, "mixed")
+
+    def admit(outcome: Outcome) -> Outcome:
+        is_pass = outcome.control is not None and outcome.control.failed
+        return outcome.model_copy(update={"status": Status.PASS, "next_step": ""}) if is_pass else outcome
+
+    edit_outcomes(folder, admit)
+    submission = load_submission(folder, judge, lambda p: Replanned("1" * 64, "2" * 64, p.checks))
+    verdict = _decide(submission)
+    assert verdict.exit_code == 1
+    assert dict(_row(verdict, "audit", "sm_100a").statuses) == {Status.PASS: 2, Status.FAIL: 1}
+    assert "0 checks are planned and 5 judged otherwise here" in verdict.bundles[0].note
+
+
+@pytest.mark.parametrize("part", ["zones", "rules"])
+def test_isolation_judged_by_other_zones_or_rules_does_not_count(made: Make, part: str) -> None:
+    mine = example_policy_set()
+    assert decide([made()], mine, today=TODAY).answer is Answer.ADMITTED
+    others = {
+        "zones": mine.zones.model_copy(update={"zones": mine.zones.zones[:1]}),
+        "rules": load_rules()[:1],
+    }
+    verdict = decide([made()], mine._replace(**{part: others[part]}), today=TODAY)
+    assert [m.stage.value for m in verdict.missing] == ["isolation"]
+    assert "judged by other zones or rules than this gate's (run)" in verdict.missing[0].why
+
+
 def _ops_of_file(path: str) -> tuple[str, ...]:
     return ("kda_step",) if path.endswith("kda_step.py") else ()
 
@@ -351,7 +469,7 @@ def test_a_finding_that_claims_a_waiver_the_policy_does_not_have_is_not_waived(t
         return taken.model_copy(update={"findings": (finding,)}) if is_zones else taken
 
     folder = write_example(tmp_path / "run", example_plan(scene="passing"), samples=samples)
-    verdict = _decide(load_submission(folder, judge))
+    verdict = _decide(load_submission(folder, judge, as_planned))
     assert verdict.exit_code == 1
     assert "zones at vllm/x.py was waived" in verdict.reasons[0]
 
@@ -374,7 +492,7 @@ def test_a_verdict_that_admits_with_something_missing_cannot_be_built(made: Make
 
 def test_ten_bundles_are_decided_in_under_a_second(made: Make) -> None:
     one = made()
-    bundles = [Submission(f"run{i}", one.verification, one.plan, one.outcomes) for i in range(10)]
+    bundles = [Submission(f"run{i}", one.verification, one.plan, one.outcomes, one.asked) for i in range(10)]
     begun = time.process_time()
     assert decide(bundles, SMOKE, today=TODAY).answer is Answer.ADMITTED
     assert time.process_time() - begun < 1.0
@@ -382,18 +500,18 @@ def test_ten_bundles_are_decided_in_under_a_second(made: Make) -> None:
 
 def _signed(submission: Submission, signer: str) -> Submission:
     verification = submission.verification.model_copy(update={"signer": signer})
-    return Submission(submission.name, verification, submission.plan, submission.outcomes)
+    return Submission(submission.name, verification, submission.plan, submission.outcomes, submission.asked)
 
 
 def _retiered(submission: Submission, tier: Tier) -> Submission:
     """As if a stronger machine had made it."""
     plan: Plan | None = submission.plan.model_copy(update={"tier": tier}) if submission.plan else None
     outcomes = tuple(o.model_copy(update={"tier": tier}) for o in submission.outcomes)
-    return Submission(submission.name, submission.verification, plan, outcomes)
+    return Submission(submission.name, submission.verification, plan, outcomes, submission.asked)
 
 
 def _with_statuses(submission: Submission, changes: dict[Status, Status]) -> Submission:
     outcomes = tuple(
         o.model_copy(update={"status": changes.get(o.status, o.status)}) for o in submission.outcomes
     )
-    return Submission(submission.name, submission.verification, submission.plan, outcomes)
+    return Submission(submission.name, submission.verification, submission.plan, outcomes, submission.asked)

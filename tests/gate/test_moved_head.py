@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from harness.cli import gate as gate_command
 from harness.domain.verdict import Verdict
 from tests.evidence.example_judge import judge
-from tests.evidence.example_run import example_plan, example_policy, write_example
+from tests.evidence.example_run import as_planned, example_plan, example_policy_set, write_example
 
 PACK = SimpleNamespace(
     repository_prefix="kernels/k3_decode/",
@@ -45,8 +45,8 @@ def _example(monkeypatch: pytest.MonkeyPatch) -> None:
     import harness.engines.packs
 
     monkeypatch.setattr(gate_command, "judge_of", lambda folder: judge)
-    monkeypatch.setattr(gate_command, "replan_of", lambda: None)
-    monkeypatch.setattr(harness.documents, "load_policy", example_policy)
+    monkeypatch.setattr(gate_command, "replan_of", lambda: as_planned)
+    monkeypatch.setattr(harness.documents, "load_policy_set", example_policy_set)
     monkeypatch.setattr(harness.engines.packs, "load_pack", lambda name: PACK)
 
 

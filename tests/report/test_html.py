@@ -15,7 +15,7 @@ from harness.evidence.reader import open_bundle
 from harness.gate import decide, load_submission
 from harness.report import build_view, render_html, write_report
 from tests.evidence.example_judge import judge
-from tests.evidence.example_run import example_plan, example_policy, many_checks, write_example
+from tests.evidence.example_run import as_planned, example_plan, example_policy, many_checks, write_example
 from tests.report.hostile import write_hostile
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -53,14 +53,14 @@ class _Page(HTMLParser):
 @pytest.fixture(scope="module")
 def html(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = write_example(tmp_path_factory.mktemp("html") / "bundle")
-    verdict = decide([load_submission(folder, judge)], example_policy())
+    verdict = decide([load_submission(folder, judge, as_planned)], example_policy())
     return render_html(build_view(open_bundle(folder), verdict))
 
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = write_hostile(tmp_path_factory.mktemp("html") / "hostile")
-    submission = load_submission(folder, lambda check, samples: None)
+    submission = load_submission(folder, lambda check, samples: None, as_planned)
     verdict = decide([submission], example_policy())
     return render_html(build_view(open_bundle(folder), verdict, submission.verification))
 

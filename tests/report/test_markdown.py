@@ -11,20 +11,22 @@ from harness.report import build_view
 from harness.report.markdown import COMMENT_LIMIT, MARKER, Disclosure, render_markdown
 from harness.report.view import ReportView
 from tests.evidence.example_judge import judge
-from tests.evidence.example_run import example_policy, many_checks, write_example
+from tests.evidence.example_run import as_planned, example_policy, many_checks, write_example
 from tests.report.hostile import TEXT, write_hostile
 
 
 @pytest.fixture(scope="module")
 def view(tmp_path_factory: pytest.TempPathFactory) -> ReportView:
     folder = write_example(tmp_path_factory.mktemp("md") / "bundle")
-    return build_view(open_bundle(folder), decide([load_submission(folder, judge)], example_policy()))
+    return build_view(
+        open_bundle(folder), decide([load_submission(folder, judge, as_planned)], example_policy())
+    )
 
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> ReportView:
     folder = write_hostile(tmp_path_factory.mktemp("md") / "hostile")
-    submission = load_submission(folder, lambda check, samples: None)
+    submission = load_submission(folder, lambda check, samples: None, as_planned)
     return build_view(open_bundle(folder), decide([submission], example_policy()), submission.verification)
 
 

@@ -29,7 +29,7 @@ def plan(request: PlanRequest) -> tuple[Check, ...]:
     unavailable = compiler_missing()
     proof = request.policy.proof(StageName.AUDIT)
     subjects = proof.subjects if proof else ()
-    variants = () if unavailable else chosen_variants(request.pack.variants(), request.is_full)
+    variants = chosen_variants(request.pack.variants(), request.is_full)
     checks: list[Check] = []
     for architecture in request.claim.envelope.architectures:
         if architecture.arch == "cpu":
@@ -38,7 +38,7 @@ def plan(request: PlanRequest) -> tuple[Check, ...]:
             if subjects and op not in subjects:
                 continue
             own = [v for v in variants if v.op == op and architecture.arch in v.architectures]
-            checks += [_variant_check(request, v, architecture.arch) for v in own]
+            checks += [_variant_check(request, v, architecture.arch, unavailable) for v in own]
             if not own:
                 checks.append(_missing_check(op, architecture.arch, unavailable))
     return tuple(_with_compile_cost(checks))
@@ -60,7 +60,9 @@ def chosen_variants(variants: tuple[KernelVariant, ...], is_full: bool) -> tuple
     return tuple(chosen)
 
 
-def _variant_check(request: PlanRequest, variant: KernelVariant, architecture: Arch) -> Check:
+def _variant_check(
+    request: PlanRequest, variant: KernelVariant, architecture: Arch, unavailable: str | None
+) -> Check:
     expected = dict(variant.expected)
     limits: dict[str, float | int | str | bool] = {
         "max_unclassed": 0,
@@ -84,6 +86,7 @@ def _variant_check(request: PlanRequest, variant: KernelVariant, architecture: A
         thresholds=tuple(Threshold(name=n, value=v) for n, v in limits.items()),
         parameters=(("variant", variant.name), ("set", "full" if request.is_full else "smoke")),
         cost_s=READ_COST_S,
+        unavailable=unavailable,
     )
 
 
@@ -113,7 +116,7 @@ def _waivers(request: PlanRequest, path: str) -> dict[str, str]:
     """Waivers of the policy that cover a kernel's source today, as thresholds of the check."""
     today = date.today()  # a waiver ends with a calendar day
     return {
-        f"waived.{w.rule}": f"{w.owner}: {w.reason} (until {w.expires.isoformat()})"
+        f"waived.{w.rule}": w.words()
         for w in request.policy.waivers
         if w.expires >= today and fnmatch(path, w.path)
     }

@@ -1,0 +1,65 @@
+"""Step 7 of verifying: the plan asks what claim and policy call for, whoever made it.
+
+The planner here plans again from the same claim, policy, change, machine and nonce, whatever harness and pack
+the bundle names: a digest in a plan is a word of its author, and lifts nothing. With the code that made the
+bundle any difference is a fault of it. With other code a difference may be honest; the bundle is then
+unconfirmed, and only the checks that both plans ask alike can count.
+"""
+
+from harness.domain.check import Check
+from harness.domain.plan import Plan
+from harness.domain.policy import Policy
+from harness.evidence.integrity import Notes, Work
+from harness.evidence.names import PLAN
+
+__all__ = ["check_planning", "is_same_question", "other_questions"]
+
+
+def check_planning(work: Work, notes: Notes) -> None:
+    """Step 7."""
+    plan = work.plan
+    if plan is None or work.replan is None:
+        notes.skipped = "there is no plan yet" if plan is None else "no planner was given"
+        return
+    again = work.replanned = work.replan(plan)
+    if again.checks is None:
+        notes.differs(PLAN, f"could not be made again: {again.why}")
+        return
+    notes.looked_at = len(again.checks)
+    say = notes.wrong if again.is_code_of(plan) else notes.differs
+    for check, words in other_questions(plan, again.checks).items():
+        say(check, words)
+    if not again.is_code_of(plan):
+        what = "harness" if again.harness != plan.harness_digest else "pack"
+        made, here = (
+            (plan.harness_digest, again.harness)
+            if what == "harness"
+            else (plan.pack_digest, again.pack or "none")
+        )
+        notes.note = f"made with {what} {made[:12]}; planned again with {here[:12]}"
+
+
+def other_questions(plan: Plan, again: tuple[Check, ...]) -> dict[str, str]:
+    """By check: how a plan differs from the one made again."""
+    planned, called = {c.id: c for c in plan.checks}, {c.id: c for c in again}
+    found = dict.fromkeys(called, "is called for by claim and policy, but the plan leaves it out")
+    found |= dict.fromkeys(planned, "is in the plan, but claim and policy do not call for it")
+    for check in planned.keys() & called.keys():
+        if is_same_question(planned[check], called[check], plan.policy):
+            del found[check]
+        else:
+            found[check] = "asks another question than claim and policy call for"
+    return dict(sorted(found.items()))
+
+
+def is_same_question(one: Check, two: Check, policy: Policy) -> bool:
+    """Whether a pass of one is a pass of the other. What it costs, and whether a machine can run it, is no
+    part of the question; nor is a waiver of the policy, which the gate holds against its own date.
+    """
+    return _question(one, policy).canonical() == _question(two, policy).canonical()
+
+
+def _question(check: Check, policy: Policy) -> Check:
+    waived = {(f"waived.{w.rule}", w.words()) for w in policy.waivers}
+    asked = tuple(t for t in check.thresholds if (t.name, t.value) not in waived)
+    return check.model_copy(update={"cost_s": 0.0, "unavailable": None, "thresholds": asked})
