@@ -31,6 +31,8 @@ SHARED_FILES = (
     "session.py",
 )  # fmt: skip
 """Files whose change touches the evidence of every op."""
+LAYER_KINDS = ("kda_moe", "mla_moe")
+"""What the layer benchmark times: an attention and the MoE behind it."""
 MRCR_LENGTHS = (256, 512)
 MRCR_LENGTHS_FULL = (256, 512, 1024, 2048, 4096, 8192)
 CHAIN_TOKENS = (500,)
@@ -119,6 +121,20 @@ class K3DecodePack:
         from k3_decode.binding import bind
 
         return bind(op, implementation, args, launches)
+
+    def layer_kinds(self) -> tuple[str, ...]:
+        """KDA and MLA layers, each with its MoE."""
+        return LAYER_KINDS
+
+    def open_layers(self, request: door.LayerRequest) -> door.LayerSlice:
+        """Layers of one rank beside stock's; needs a GPU and the packed peers."""
+        from k3_decode.peers.layer_arms import Case
+        from k3_decode.peers.layer_slice import KINDS, open_slice
+
+        kind = KINDS.get(request.kind, request.kind)
+        case = Case(kind, request.tp, request.batch, request.context if kind == "mla" else 0)
+        layout = cast("Literal['whole', 'sharded']", request.layout)
+        return cast("door.LayerSlice", open_slice(request.kind, layout, case, request.layers, request.seed))
 
     def launch_index(self, op: str) -> int:
         """Place in the launch counters."""

@@ -80,6 +80,24 @@ def _read_kernel(x, o, n, BLOCK: tl.constexpr, U: tl.constexpr):
     tl.store(o + pid, tl.xor_sum(acc, 0))
 
 
+READ_FORMS = ((4096, 4, 2, 8), (8192, 2, 2, 8), (2048, 4, 4, 4), (4096, 2, 4, 8), (2048, 8, 4, 4))
+"""Block, loads at a time, blocks a multiprocessor, warps."""
+
+
+def read_rate(size_bytes):
+    """Best read rate in GB/s of an xor-reduce over `size_bytes`."""
+    x = torch.empty(size_bytes // 4, dtype=i32, device=dev).random_(-(2**31), 2**31 - 1)
+    o = torch.empty(8192, dtype=i32, device=dev)
+
+    def once(block, unroll, blocks, warps):
+        def work():
+            _read_kernel[(132 * blocks,)](x, o, x.numel(), BLOCK=block, U=unroll, num_warps=warps)
+
+        return time_graph(capture(work, 1), 1, samples=9)["us"]
+
+    return size_bytes / min(once(*form) for form in READ_FORMS) / 1e3
+
+
 def phase_bandwidth(report):
     """Best read rate of an xor-reduce over 8.6 GB, 300, 200 and 100 MB, and of a copy node (a copy-engine
     transfer)."""
@@ -96,8 +114,7 @@ def phase_bandwidth(report):
 
     for size in (2**31, 300_000_000 // 4, 200_000_000 // 4, 100_000_000 // 4):
         nset = min(2**31 // size, 16)
-        configs = ((4096, 4, 2, 8), (8192, 2, 2, 8), (2048, 4, 4, 4), (4096, 2, 4, 8), (2048, 8, 4, 4))
-        us, config = min((read_once(size, nset, *c), c) for c in configs)
+        us, config = min((read_once(size, nset, *c), c) for c in READ_FORMS)
         found[str(size * 4)] = {"TBps": size * 4 / us / 1e6, "us": us, "cfg": config}
         print("read", size * 4, found[str(size * 4)], flush=True)
     y = torch.empty_like(x[: 2**30])
