@@ -7,13 +7,14 @@ neither torch nor cutlass.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from harness.domain.cell import Cell
 from harness.domain.record import Record, Whole
 
 __all__ = [
-    "Arm", "Decision", "EvalItem", "EvalTask", "Generation", "KernelVariant", "OpContract", "OpParameter",
+    "Arm", "Decision", "EvalItem", "EvalTask", "Generation", "KernelVariant", "LayerCounts", "LayerError",
+    "LayerRequest", "LayerSlice", "OpContract", "OpParameter",
     "Pack",
     "Session", "SessionRequest",
 ]  # fmt: skip
@@ -156,6 +157,75 @@ class Session(Protocol):
         """Release everything; the process is then as if the session had never been."""
 
 
+class LayerRequest(Record):
+    """Whole layers of one rank, to be timed in both arms."""
+
+    kind: str
+    """Such as `kda_moe`: which layers."""
+    layout: str
+    """How the optimised arm divides over ranks what stock keeps whole: `whole` (not at all) or `sharded`."""
+    tp: Whole
+    batch: Whole
+    context: Whole
+    layers: Whole
+    """Distinct layers that one pass runs through, so that nothing stays in cache."""
+    seed: Whole
+
+
+class LayerCounts(Record):
+    """What one pass of an arm asks of the device, a layer on average."""
+
+    kernels: float
+    """Prefetches not counted."""
+    prefetches: float
+    memory_operations: float
+    experts: float
+    """Distinct experts that the step's tokens chose."""
+    moved_bytes: float
+    """Weights once, states and cache rows, by formula."""
+    is_optimised: bool
+    """Whether the kernels' own counters show every fused op in every layer, and nothing else ran."""
+
+
+class LayerError(NamedTuple):
+    """How far one token's output of one layer is from float64, on equal inputs."""
+
+    arm: str
+    layer: int
+    token: int
+    error: float
+    """Relative L2."""
+
+
+class LayerSlice(Protocol):
+    """Some full-width layers of one rank, ready to run as stock runs them and through the fused ops."""
+
+    @property
+    def stock_arms(self) -> tuple[str, ...]:
+        """Every way in which stock may run them; the fastest is what counts."""
+
+    def replay(self, arm: str) -> Callable[[], None]:
+        """`optimised` or a stock arm, captured: each call puts one pass over all layers on the stream."""
+
+    def reset(self, arm: str) -> None:
+        """Puts the residual stream back to where a pass begins."""
+
+    def counts(self, arm: str) -> LayerCounts:
+        """Of one pass, a layer."""
+
+    def errors(self) -> Sequence[LayerError]:
+        """Of `optimised` and `stock` in single layers."""
+
+    def read_gb_per_s(self) -> float:
+        """What a kernel that only reads reaches here, over far more than the cache."""
+
+    def absent_exchanges(self) -> tuple[str, ...]:
+        """Between ranks: what neither arm waits for here."""
+
+    def close(self) -> None:
+        """Release the step's memory; weights may stay for the next request."""
+
+
 class EvalItem(Record):
     """One question of an embedded task, already in tokens."""
 
@@ -254,6 +324,12 @@ class Pack(Protocol):
         self, op: str, implementation: str, args: Mapping[str, Any], launches: Tensor
     ) -> Callable[[], None]:
         """The optimised op on these arguments, weights laid out as at load time; timed and captured."""
+
+    def open_layers(self, request: LayerRequest) -> LayerSlice:
+        """Layers of one rank of the claimed model; raises `ValueError` for what it cannot build."""
+
+    def layer_kinds(self) -> tuple[str, ...]:
+        """What `LayerRequest.kind` may be; empty where the pack has no layer benchmark."""
 
     def launch_index(self, op: str) -> int:
         """Place of an op in the launch counters."""

@@ -18,6 +18,8 @@ from harness.domain.pack import (
     EvalItem,
     EvalTask,
     KernelVariant,
+    LayerRequest,
+    LayerSlice,
     OpContract,
     OpParameter,
     Session,
@@ -245,6 +247,12 @@ class FakePack:
 
     def run_optimised(self, op: str, implementation: str, args: Mapping[str, Any], launches: Any) -> None:
         raise NotImplementedError
+
+    def layer_kinds(self) -> tuple[str, ...]:
+        return ()
+
+    def open_layers(self, request: LayerRequest) -> LayerSlice:
+        raise ValueError(f"the fake pack has no layers of kind {request.kind}")
 
     def launch_index(self, op: str) -> int:
         return ("mix", "head").index(op)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from harness.domain.check import Check, Control, Figure, Outcome, Samples, Status, judged
 from harness.domain.table_shape import unusable
 from harness.measure.interleaved import Comparison, compare
+from harness.stages.sweep.layers import chosen_stock, layer_figures, layer_objection
 from harness.stages.sweep.tables import faults
 
 __all__ = ["judge"]
@@ -12,7 +13,8 @@ __all__ = ["judge"]
 
 def judge(check: Check, samples: Samples) -> Outcome:
     """The outcome of one cell."""
-    if unfit := faults(samples):
+    is_layer = dict(check.parameters).get("kind") is not None
+    if unfit := faults(samples, is_layer=is_layer):
         return unusable(check, samples, unfit)
     alpha, seed = check.number("alpha"), int(check.parameter("seed") or 0)
     times = {arm: _times(samples, arm) for arm in ("stock", "optimised", "null", "slow")}
@@ -28,6 +30,10 @@ def judge(check: Check, samples: Samples) -> Outcome:
         return judged(check, samples, Status.INCONCLUSIVE, str(error), NEXT_STEPS, None, ())
     noise = max(abs(null.low - 1), abs(null.high - 1))
     status, words = _verdict(check, gain, noise)
+    if is_layer:
+        words = f"{words}, stock by {chosen_stock(samples)}"
+        if objection := layer_objection(check, samples, gain.other_us, noise):
+            status, words = Status.FAIL, f"{objection}; {words}"
     slow_status, slow_words = _verdict(check, slow, noise)
     control = Control(
         kind="planted",
@@ -35,9 +41,12 @@ def judge(check: Check, samples: Samples) -> Outcome:
         failed=slow_status is not Status.PASS and slow.high < 1,
         observed=slow_words,
     )
-    return judged(
-        check, samples, status, words, NEXT_STEPS, control, _figures(check, gain, null, noise, share)
-    )
+    figures = _figures(gain, null, noise, share)
+    if is_layer:
+        figures += layer_figures(samples, gain.other_us, gain.stock_us)
+    else:
+        figures = (*_rates(check, gain), *figures)
+    return judged(check, samples, status, words, NEXT_STEPS, control, figures)
 
 
 def _verdict(check: Check, gain: Comparison, noise: float) -> tuple[Status, str]:
@@ -57,9 +66,7 @@ def _verdict(check: Check, gain: Comparison, noise: float) -> tuple[Status, str]
     return Status.INCONCLUSIVE, words
 
 
-def _figures(
-    check: Check, gain: Comparison, null: Comparison, noise: float, share: float
-) -> tuple[Figure, ...]:
+def _rates(check: Check, gain: Comparison) -> tuple[Figure, ...]:
     batch = 1 if check.cell is None else check.cell.batch
     return (
         Figure(
@@ -70,6 +77,11 @@ def _figures(
         Figure(
             name="tokens_per_s", value=batch * 1e6 / gain.other_us, note="acceptance: none, no speculation"
         ),
+    )
+
+
+def _figures(gain: Comparison, null: Comparison, noise: float, share: float) -> tuple[Figure, ...]:
+    return (
         Figure(name="stock_us", value=gain.stock_us),
         Figure(name="optimised_us", value=gain.other_us),
         Figure(

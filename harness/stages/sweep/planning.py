@@ -1,6 +1,7 @@
 """Which cells are timed: edges of the claim's envelope, as `sweeps/*.yaml` choose among them."""
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -24,12 +25,17 @@ DEFAULTS: dict[str, float] = {
     "planted_slowdown": 0.6,
     "interval_width": 0.1,
     "blocks": 40,
+    "error_factor": 2.0,
+    "error_floor": 0.002,
 }
 """Where the policy names none. `min_ratio`: stock time over optimised time that a cell without a promise must
-reach; `interval_width`: sampling stops when the ratio's interval is narrower."""
+reach; `interval_width`: sampling stops when the ratio's interval is narrower. A token of a layer may be
+`error_factor` x stock + `error_floor` away from float64 (relative L2; half a unit in bf16's last place)."""
 COST_PER_CELL_S = 1.5
 """Measured on 2 cores with the nano model: opening four sessions."""
 COST_PER_ROW_S = 0.06
+COST_PER_LAYER_CELL_S = 4.0
+"""On an H200: capture of five arms, one layer in float64, and the samples."""
 
 
 class Grid(Record):
@@ -37,6 +43,7 @@ class Grid(Record):
 
     batch: tuple[int | Literal["min", "max", "buckets"], ...] = Field(min_length=1)
     context: tuple[int, ...] = Field(min_length=1)
+    tp: tuple[int, ...] = (1,)
     max_batch_by_context: dict[int, int] = Field(default_factory=dict)
     """Largest batch timed at a context; longer contexts cost memory and prefill time."""
 
@@ -46,8 +53,11 @@ class Sweep(Record):
 
     schema_version: Literal[1] = 1
     name: Name
-    level: Literal["step"]
+    level: Literal["step", "layer"]
     phase: Literal["decode"]
+    kinds: tuple[str, ...] = ()
+    """Of layers; a pack that does not offer one is not asked for it."""
+    layouts: tuple[str, ...] = ()
     smoke: Grid
     full: Grid
 
@@ -66,9 +76,9 @@ def sweep_cells(sweep: Sweep, envelope: Envelope, arch: str, is_full: bool) -> t
     """Cells of the sweep that the envelope admits, by rising context and batch."""
     grid = sweep.full if is_full else sweep.smoke
     cells = []
-    for context in sorted(grid.context):
+    for tp, context in product(sorted(grid.tp), sorted(grid.context)):
         for batch in sorted(_batches(grid, envelope)):
-            cell = Cell.model_validate({"arch": arch, "batch": batch, "context": context})
+            cell = Cell.model_validate({"arch": arch, "tp": tp, "batch": batch, "context": context})
             if batch <= grid.max_batch_by_context.get(context, batch) and envelope.admits(cell):
                 cells.append(cell)
     return tuple(cells)
@@ -80,7 +90,11 @@ def plan(request: PlanRequest) -> tuple[Check, ...]:
     wanted = proof.subjects if proof is not None else ()
     files = sorted(data_folder("sweeps").glob("*.yaml"))
     sweeps = [sweep for sweep in map(load_sweep, files) if not wanted or sweep.name in wanted]
-    return tuple(check for sweep in sweeps for check in _checks(request, sweep))
+    return tuple(
+        check
+        for sweep in sweeps
+        for check in (_checks if sweep.level == "step" else _layer_checks)(request, sweep)
+    )
 
 
 def _batches(grid: Grid, envelope: Envelope) -> set[int]:
@@ -122,11 +136,43 @@ def _checks(request: PlanRequest, sweep: Sweep) -> Iterator[Check]:
         )
 
 
-def _promise(claim: Claim, cell: Cell) -> float | None:
+def _layer_checks(request: PlanRequest, sweep: Sweep) -> Iterator[Check]:
+    """One check a kind of layer, layout and cell; none on an architecture without a GPU's graphs."""
+    arch, envelope = request.machine.arch, request.claim.envelope
+    if arch == "cpu" or envelope.level(arch) != "dispatched":
+        return
+    offered = [kind for kind in sweep.kinds if kind in request.pack.layer_kinds()]
+    for kind, layout in product(offered, sweep.layouts):
+        for cell in sweep_cells(sweep, envelope, arch, request.is_full):
+            if kind.startswith("kda") and cell.context != min(sweep.full.context):
+                continue  # its state does not grow with the context
+            yield Check(
+                id=f"sweep/{sweep.name}/{kind}.{layout}/{cell.label()}",
+                stage=StageName.SWEEP,
+                proves="an optimised layer takes no longer than promised against the best stock one",
+                cell=cell,
+                subject=sweep.name,
+                thresholds=_thresholds(request),
+                parameters=(
+                    ("kind", kind),
+                    ("layout", layout),
+                    ("seed", request.seed),
+                    (
+                        "promise",
+                        _promise(request.claim, cell, "layer", kind) if layout == "sharded" else None,
+                    ),
+                ),
+                tier=Tier.RANK,
+                cost_s=COST_PER_LAYER_CELL_S,
+            )
+
+
+def _promise(claim: Claim, cell: Cell, level: str = "step", subject: str | None = None) -> float | None:
     """The claim's promised ratio in exactly this cell, if it makes one."""
     for promise in claim.speed:
         here = (promise.arch, promise.tp, promise.batch, promise.context)
-        if promise.level == "step" and here == (cell.arch, cell.tp, cell.batch, cell.context):
+        is_subject = subject is None or promise.subject == subject
+        if promise.level == level and is_subject and here == (cell.arch, cell.tp, cell.batch, cell.context):
             return promise.ratio
     return None
 

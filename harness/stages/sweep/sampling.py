@@ -16,6 +16,7 @@ from harness.domain.pack import SessionRequest
 from harness.domain.stage import StageContext
 from harness.measure.interleaved import TimedUnit, compare, cpu_unit, time_arms
 from harness.stages.sweep.judging import judge
+from harness.stages.sweep.layers import sample_layers
 
 __all__ = ["run", "sample"]
 
@@ -33,6 +34,8 @@ def run(check: Check, context: StageContext) -> Outcome:
 
 def sample(check: Check, context: StageContext) -> Samples:
     """Samples of one cell."""
+    if dict(check.parameters).get("kind") is not None:
+        return sample_layers(check, context)
     steps: Counter[tuple[str, str, str]] = Counter()
     with ExitStack() as stack:
         work = {

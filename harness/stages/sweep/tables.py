@@ -1,11 +1,20 @@
-"""The tables of a sweep check, and that its arms were timed in the same blocks."""
+"""The tables of a sweep check, and that its arms were timed in the same blocks; whole layers have more."""
 
 from collections.abc import Iterator, Mapping
 
 from harness.domain.check import Samples
-from harness.domain.table_shape import COUNT, POSITIVE, TableShape, choice, misshapen
+from harness.domain.table_shape import (
+    COUNT,
+    FLAG,
+    NUMBER,
+    POSITIVE,
+    TEXT,
+    TableShape,
+    choice,
+    misshapen,
+)
 
-__all__ = ["ARMS", "SHAPES", "faults"]
+__all__ = ["ARMS", "LAYER_SHAPES", "SHAPES", "faults"]
 
 ARMS = ("stock", "optimised", "null", "slow")
 _ARM = choice(*ARMS)
@@ -23,9 +32,26 @@ SHAPES: Mapping[str, TableShape] = {
 }
 
 
-def faults(samples: Samples) -> tuple[str, ...]:
+_COMPARED = choice("stock", "optimised")
+LAYER_SHAPES: Mapping[str, TableShape] = {
+    **SHAPES,
+    "stock_arms": TableShape(
+        {"name": TEXT, "us": POSITIVE, "is_chosen": FLAG}, key=("name",), is_required=True
+    ),
+    "errors": TableShape(
+        {"arm": _COMPARED, "layer": COUNT, "token": COUNT, "error": NUMBER},
+        key=("arm", "layer", "token"),
+        is_required=True,
+    ),
+    "counts": TableShape(
+        {"arm": _COMPARED, "name": TEXT, "value": NUMBER}, key=("arm", "name"), is_required=True
+    ),
+}
+
+
+def faults(samples: Samples, *, is_layer: bool = False) -> tuple[str, ...]:
     """What keeps the times from being compared."""
-    return misshapen(samples, SHAPES) or tuple(_unpaired(samples))
+    return misshapen(samples, LAYER_SHAPES if is_layer else SHAPES) or tuple(_unpaired(samples))
 
 
 def _unpaired(samples: Samples) -> Iterator[str]:

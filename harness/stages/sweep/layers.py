@@ -1,0 +1,177 @@
+"""Whole layers of one rank: which are timed, how, and what the times and errors amount to.
+
+A pack offers the layers (`domain.pack.LayerSlice`); this module orders the arms, plants the slow-down and
+judges. The best of stock's ways is found first and is what the optimised arm is compared with. Tables beside
+`timings` and `steps`: `stock_arms` (every way's time), `errors` (every token of the layers compared with
+float64) and `counts` (kernels, bytes and experts by arm).
+"""
+
+import statistics
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+from harness.domain.check import Check, Figure, Samples, SampleTable
+from harness.domain.pack import LayerCounts, LayerRequest
+from harness.domain.record import Scalar
+from harness.domain.stage import StageContext
+from harness.measure.interleaved import time_arms
+
+__all__ = ["chosen_stock", "layer_figures", "layer_objection", "sample_layers"]
+
+LAYERS = 8
+"""2 GB each at TP8: more than enough to leave L2; 16 give the same times (measured)."""
+TRIALS = 5
+"""Samples of each of stock's ways before one of them is chosen."""
+
+
+def sample_layers(check: Check, context: StageContext) -> Samples:
+    """Times, errors and counts of one cell."""
+    from harness.measure.layers import graph_unit, slowed_unit
+
+    request = _request(check)
+    with closing(context.pack.open_layers(request)) as layers:
+        errors = tuple((e.arm, e.layer, e.token, e.error) for e in layers.errors())
+
+        def unit(arm: str) -> Any:
+            return graph_unit(layers.replay(arm), lambda: layers.reset(arm), request.layers)
+
+        trials = {name: unit(name) for name in layers.stock_arms}
+        first = {name: statistics.median(trial() for _ in range(TRIALS)) for name, trial in trials.items()}
+        best = min(first, key=lambda name: first[name])
+        stock = trials[best]
+        planted = slowed_unit(
+            layers.replay(best),
+            lambda: layers.reset(best),
+            request.layers,
+            first[best],
+            check.number("planted_slowdown"),
+        )
+        units = {"stock": stock, "optimised": unit("optimised"), "null": stock, "slow": planted}
+        rows = time_arms(units, int(check.number("blocks")), lambda _rows: False)
+        counts = {"stock": layers.counts(best), "optimised": layers.counts("optimised")}
+        read = layers.read_gb_per_s()
+    path = "optimised" if counts["optimised"].is_optimised else "stock"
+    return Samples(
+        check=check.id,
+        tier=context.tier,
+        tables=(
+            SampleTable(name="timings", columns=("arm", "block", "us"), rows=rows),
+            SampleTable(
+                name="steps",
+                columns=("arm", "phase", "path", "tokens"),
+                rows=(("optimised", "decode", path, request.batch),),
+            ),
+            SampleTable(
+                name="stock_arms",
+                columns=("name", "us", "is_chosen"),
+                rows=tuple((name, us, name == best) for name, us in first.items()),
+            ),
+            SampleTable(name="errors", columns=("arm", "layer", "token", "error"), rows=errors),
+            SampleTable(
+                name="counts", columns=("arm", "name", "value"), rows=tuple(_count_rows(counts, read))
+            ),
+        ),
+    )
+
+
+def layer_objection(check: Check, samples: Samples, optimised_us: float, noise: float) -> str | None:
+    """What makes a cell FAIL whatever its ratio: a token too far from float64, or a time that memory
+    does not allow.
+    """
+    bad = _worse_tokens(check, samples)
+    if bad:
+        factor = check.number("error_factor")
+        return f"{len(bad)} tokens are further from float64 than {factor:g} x stock: {', '.join(bad[:3])}"
+    share = _roofline(samples, optimised_us)
+    if share is not None and share > 1 + noise:
+        return f"faster than memory: {share:.0%} of the read rate measured beside it"
+    return None
+
+
+def layer_figures(samples: Samples, optimised_us: float, stock_us: float) -> tuple[Figure, ...]:
+    """Kernels, bytes, experts, errors and the fraction of the read roofline."""
+    counts = _counts(samples)
+    found = [
+        Figure(name=f"{arm}_{name}", value=value, note="a layer, of one graph replay")
+        for (arm, name), value in sorted(counts.items())
+        if name != "read_gb_per_s"
+    ]
+    for arm, us in (("stock", stock_us), ("optimised", optimised_us)):
+        share = _roofline(samples, us, arm)
+        found.append(
+            Figure(
+                name=f"{arm}_roofline",
+                value=share,
+                missing=None if share is not None else "no read rate was measured",
+                note="bytes that the arm's design must move over its time, of the read rate in the same run",
+            )
+        )
+    for arm, errors in _errors(samples).items():
+        found.append(
+            Figure(name=f"{arm}_worst_error", value=max(errors.values()), note="relative L2 of a token")
+        )
+    return tuple(found)
+
+
+def chosen_stock(samples: Samples) -> str | None:
+    """Which of stock's ways was compared with."""
+    table = samples.table("stock_arms")
+    rows = [] if table is None else table.records()
+    return next((str(row["name"]) for row in rows if row["is_chosen"]), None)
+
+
+def _request(check: Check) -> LayerRequest:
+    cell = check.cell
+    if cell is None:
+        raise AssertionError(f"{check.id} was planned without a cell")
+    return LayerRequest(
+        kind=str(check.parameter("kind")),
+        layout=str(check.parameter("layout")),
+        tp=cell.tp,
+        batch=cell.batch,
+        context=cell.context,
+        layers=LAYERS,
+        seed=int(check.parameter("seed") or 0),
+    )
+
+
+def _count_rows(counts: dict[str, LayerCounts], read: float) -> Iterator[tuple[Scalar, ...]]:
+    for arm, found in counts.items():
+        for name in ("kernels", "prefetches", "memory_operations", "experts", "moved_bytes"):
+            yield arm, name, float(getattr(found, name))
+        yield arm, "read_gb_per_s", read
+
+
+def _counts(samples: Samples) -> dict[tuple[str, str], float]:
+    table = samples.table("counts")
+    rows = [] if table is None else table.records()
+    return {(str(row["arm"]), str(row["name"])): float(row["value"] or 0.0) for row in rows}
+
+
+def _errors(samples: Samples) -> dict[str, dict[tuple[int, int], float]]:
+    """Error by (layer, token) of each arm."""
+    table = samples.table("errors")
+    found: dict[str, dict[tuple[int, int], float]] = {}
+    for row in [] if table is None else table.records():
+        place = (int(row["layer"] or 0), int(row["token"] or 0))
+        found.setdefault(str(row["arm"]), {})[place] = float(row["error"] or 0.0)
+    return found
+
+
+def _worse_tokens(check: Check, samples: Samples) -> list[str]:
+    errors = _errors(samples)
+    factor, floor = check.number("error_factor"), check.number("error_floor")
+    bad = []
+    for (layer, token), error in sorted(errors.get("optimised", {}).items()):
+        stock = errors.get("stock", {}).get((layer, token))
+        if stock is None or error > factor * stock + floor:
+            beside = "stock has none" if stock is None else f"stock {stock:.2e}"
+            bad.append(f"layer {layer} token {token}: {error:.2e} ({beside})")
+    return bad
+
+
+def _roofline(samples: Samples, us: float, arm: str = "optimised") -> float | None:
+    counts = _counts(samples)
+    moved, read = counts.get((arm, "moved_bytes")), counts.get((arm, "read_gb_per_s"))
+    return moved / us / 1e3 / read if moved and read else None

@@ -1,0 +1,224 @@
+"""Whole layers: which cells are planned, how arms are chosen and timed, and what fails a cell."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.documents import load_claim
+from harness.domain.check import Check, Samples, SampleTable, Status
+from harness.domain.machine import Gpu, Tier
+from harness.domain.pack import LayerCounts, LayerError, LayerRequest, LayerSlice
+from harness.stages.sweep import judge, sample
+from harness.stages.sweep.planning import plan
+from harness.stages.sweep.tables import LAYER_SHAPES
+from tests.fakes.pack import FakePack
+from tests.fakes.requests import MACHINE, plan_request, stage_context
+from tests.stages.spoiled_tables import spoiled, with_rows, without_rows
+
+H200 = MACHINE.model_copy(update={"gpus": (Gpu(name="NVIDIA H200", arch="sm_90a", memory_bytes=2**37),)})
+TIMES = {"marlin": 100.0, "humming": 90.0, "optimised": 40.0, "slow": 150.0}
+
+
+class FakeSlice:
+    """Two layers whose arms take no time at all; errors and counts are written by hand."""
+
+    def __init__(self, asked: list[str]) -> None:
+        self._asked = asked
+
+    stock_arms = ("marlin", "humming")
+
+    def replay(self, arm: str) -> Callable[[], None]:
+        self._asked.append(arm)
+        return lambda: None
+
+    def reset(self, arm: str) -> None: ...
+
+    def counts(self, arm: str) -> LayerCounts:
+        is_optimised = arm == "optimised"
+        return LayerCounts(
+            kernels=9.0 if is_optimised else 23.0,
+            prefetches=1.0 if is_optimised else 0.0,
+            memory_operations=0.0,
+            experts=16.0,
+            moved_bytes=80e6 if is_optimised else 120e6,
+            is_optimised=is_optimised,
+        )
+
+    def errors(self) -> Sequence[LayerError]:
+        return [LayerError("stock", 0, 0, 0.006), LayerError("optimised", 0, 0, 0.004)]
+
+    def read_gb_per_s(self) -> float:
+        return 4000.0
+
+    def absent_exchanges(self) -> tuple[str, ...]:
+        return ("all-reduce",)
+
+    def close(self) -> None:
+        self._asked.append("closed")
+
+
+class LayerPack(FakePack):
+    """The fake pack with layers to time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def layer_kinds(self) -> tuple[str, ...]:
+        return ("kda_moe", "mla_moe")
+
+    def open_layers(self, request: LayerRequest) -> LayerSlice:
+        self.asked.append(f"{request.kind} {request.layout} tp{request.tp} b{request.batch}")
+        return FakeSlice(self.asked)
+
+
+def layer_checks(*, is_full: bool = False, pack: FakePack | None = None) -> tuple[Check, ...]:
+    request = replace(
+        plan_request(pack or LayerPack()),
+        machine=H200,
+        claim=load_claim(Path("kernels/k3_decode/claim.yaml")),
+        is_full=is_full,
+    )
+    return tuple(check for check in plan(request) if check.id.startswith("sweep/layer/"))
+
+
+def one_check() -> Check:
+    return next(c for c in layer_checks() if "kda_moe.sharded/" in c.id and ".b1." in c.id)
+
+
+def layer_samples(check: Check, *, optimised_us: float = 40.0, error: float = 0.004) -> Samples:
+    means = {"stock": 100.0, "optimised": optimised_us, "null": 100.0, "slow": 160.0}
+    rows = tuple((arm, block, mean + block % 2) for block in range(12) for arm, mean in means.items())
+    counts = {"kernels": 9.0, "moved_bytes": 80e6, "read_gb_per_s": 4000.0}
+    return Samples(
+        check=check.id,
+        tier=Tier.RANK,
+        tables=(
+            SampleTable(name="timings", columns=("arm", "block", "us"), rows=rows),
+            SampleTable(
+                name="steps",
+                columns=("arm", "phase", "path", "tokens"),
+                rows=(("optimised", "decode", "optimised", 1),),
+            ),
+            SampleTable(
+                name="stock_arms",
+                columns=("name", "us", "is_chosen"),
+                rows=(("marlin", 100.0, True), ("humming", 110.0, False)),
+            ),
+            SampleTable(
+                name="errors",
+                columns=("arm", "layer", "token", "error"),
+                rows=(("stock", 0, 0, 0.006), ("optimised", 0, 0, error)),
+            ),
+            SampleTable(
+                name="counts",
+                columns=("arm", "name", "value"),
+                rows=tuple(
+                    (arm, name, value) for arm in ("stock", "optimised") for name, value in counts.items()
+                ),
+            ),
+        ),
+    )
+
+
+def test_a_gpu_is_asked_for_both_kinds_and_layouts_and_a_cpu_for_none() -> None:
+    kinds = {check.id.split("/")[2] for check in layer_checks()}
+    assert kinds == {"kda_moe.sharded", "kda_moe.whole", "mla_moe.sharded", "mla_moe.whole"}
+    assert not [c for c in plan(plan_request(LayerPack())) if c.id.startswith("sweep/layer/")]
+
+
+def test_a_pack_without_layers_is_asked_for_none() -> None:
+    assert layer_checks(pack=FakePack()) == ()
+
+
+def test_kda_layers_are_timed_at_one_context_and_mla_layers_at_all() -> None:
+    contexts = {
+        kind: {c.cell.context for c in layer_checks(is_full=True) if c.cell and f"/{kind}.whole/" in c.id}
+        for kind in ("kda_moe", "mla_moe")
+    }
+    assert contexts == {"kda_moe": {1024}, "mla_moe": {1024, 32768, 131072}}
+
+
+def test_the_claims_promise_for_a_kind_binds_its_sharded_cell_alone() -> None:
+    promises = {
+        c.id.split("/")[2]: c.parameter("promise") for c in layer_checks() if ".tp8.dcp1.b1.c1024." in c.id
+    }
+    assert promises["kda_moe.sharded"] is not None
+    assert promises["kda_moe.whole"] is None
+
+
+def test_a_faster_layer_passes_and_tells_kernels_bytes_and_errors() -> None:
+    check = one_check()
+    outcome = judge(check, layer_samples(check))
+    assert outcome.status is Status.PASS
+    assert "stock by marlin" in outcome.summary
+    figures = {figure.name: figure.value for figure in outcome.figures}
+    assert figures["optimised_kernels"] == 9.0
+    assert figures["optimised_worst_error"] == 0.004
+    assert figures["optimised_roofline"] == pytest.approx(80e6 / 40.5 / 1e3 / 4000.0)
+    assert "verify_steps_per_s" not in figures
+
+
+def test_a_token_further_from_the_oracle_than_stock_allows_fails_a_fast_layer() -> None:
+    """Allowed: 2 x 0.006 + 0.002."""
+    check = one_check()
+    assert judge(check, layer_samples(check, error=0.0139)).status is Status.PASS
+    outcome = judge(check, layer_samples(check, error=0.0141))
+    assert outcome.status is Status.FAIL
+    assert "layer 0 token 0: 1.41e-02 (stock 6.00e-03)" in outcome.summary
+
+
+def test_a_token_that_stock_did_not_compute_fails() -> None:
+    check = one_check()
+    outcome = judge(check, without_rows(layer_samples(check), "errors", arm="stock"))
+    assert outcome.status is Status.FAIL
+    assert "stock has none" in outcome.summary
+
+
+def test_a_layer_faster_than_memory_fails() -> None:
+    """80 MB in 15.5 us are 5.2 TB/s, where 4.0 were read beside it."""
+    check = one_check()
+    outcome = judge(check, layer_samples(check, optimised_us=15.0))
+    assert outcome.status is Status.FAIL
+    assert "faster than memory" in outcome.summary
+
+
+def test_samples_of_layers_that_do_not_fit_are_invalid_and_never_a_crash() -> None:
+    check = one_check()
+    for done, bad in spoiled(layer_samples(check), LAYER_SHAPES):
+        assert judge(check, bad).status is Status.INVALID, done
+
+
+def test_a_table_of_errors_without_rows_is_invalid() -> None:
+    check = one_check()
+    assert judge(check, with_rows(layer_samples(check), "errors", ())).status is Status.INVALID
+
+
+def test_the_fastest_of_stocks_ways_is_what_the_layer_is_compared_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = LayerPack()
+    check = one_check()
+    seen: list[str] = []
+
+    def unit(replay: Callable[[], None], _reset: Callable[[], None], layers: int) -> Callable[[], float]:
+        arm = pack.asked[-1]
+        seen.append(f"{arm} {layers}")
+        return lambda: TIMES[arm]
+
+    def slowed(*given: object) -> Callable[[], float]:
+        seen.append(f"slow {given[2:]}")
+        return lambda: TIMES["slow"]
+
+    monkeypatch.setattr("harness.measure.layers.graph_unit", unit)
+    monkeypatch.setattr("harness.measure.layers.slowed_unit", slowed)
+    taken = sample(check, stage_context(pack, tmp_path))
+    assert {t.name: t.columns for t in taken.tables} == {n: tuple(s.columns) for n, s in LAYER_SHAPES.items()}
+    assert pack.asked[0] == "kda_moe sharded tp8 b1"
+    assert pack.asked[-1] == "closed"
+    assert seen == ["marlin 8", "humming 8", "slow (8, 90.0, 0.6)", "optimised 8"]
+    outcome = judge(check, taken)
+    assert outcome.status is Status.PASS
+    assert "stock by humming" in outcome.summary
