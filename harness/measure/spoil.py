@@ -82,7 +82,8 @@ def _margin(parameter: OpParameter, wide: torch.Tensor, pair: Pair, bounds: Boun
     by_stock = token_errors(kept, want, kept.dtype, parameter.token_axis)
     own = token_errors(wide, want, kept.dtype, parameter.token_axis)
     worst = max(max(e.relative_l2, e.worst) for e in by_stock)
-    bound = bounds.factor * worst + bounds.floor_ulp * max(e.ulp for e in by_stock)
+    floor, least = max(e.ulp for e in by_stock), max(e.least for e in by_stock)
+    bound = max(bounds.factor * worst + bounds.floor_ulp * floor, bounds.floor_ulp * least)
     return bounds.step * bound + max(max(e.relative_l2, e.worst) for e in own)
 
 

@@ -78,6 +78,10 @@ class TokenError(NamedTuple):
     """Largest deviation of an element over the row's largest true value."""
     ulp: float
     """One unit in the last place of the output's dtype at the row's scale, over that scale."""
+    least: float
+    """What no output of this dtype can tell from zero, over the row's scale: a deviation of that size is
+    underflow, and no error.
+    """
 
 
 class Touch(NamedTuple):
@@ -242,7 +246,7 @@ def token_errors(
     relative = _over(_norm(gap), norm)
     steps = MANTISSA_BITS.get(dtype, 0)
     return tuple(
-        TokenError(min(r, WORST), min(w, WORST), _relative_ulp(s, steps))
+        TokenError(min(r, WORST), min(w, WORST), _relative_ulp(s, steps), _relative_least(s, dtype))
         for r, w, s in zip(relative.tolist(), worst.tolist(), scale.tolist(), strict=True)
     )
 
@@ -296,6 +300,17 @@ def _relative_ulp(scale: float, mantissa_bits: int) -> float:
     if scale <= 0 or mantissa_bits == 0:
         return 0.0
     return float(math.ldexp(1.0, math.frexp(scale)[1] - 1 - mantissa_bits) / scale)
+
+
+def _relative_least(scale: float, dtype: torch.dtype) -> float:
+    """The larger of fp32's smallest normal number and the dtype's smallest step, over `scale`; 0 at zero.
+
+    Sums are fp32, whose results below 2^-126 hardware may flush to zero; a narrower dtype has its own end.
+    """
+    if scale <= 0 or not dtype.is_floating_point:
+        return 0.0
+    end = torch.finfo(dtype)
+    return min(WORST, max(torch.finfo(torch.float32).smallest_normal, end.smallest_normal * end.eps) / scale)
 
 
 def _span_bytes(tensor: torch.Tensor) -> int:

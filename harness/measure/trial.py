@@ -2,8 +2,8 @@
 
 Everything comes out as rows, unjudged; which rows there are is said where they are kept
 (`stages/kernels/sampling.py`). Regime `reused` is the first regime's with other inputs in the same buffers,
-so that results kept by address show; `graph0` to `graph2` are replays of a captured CUDA graph with changed
-inputs.
+so that results kept by address show; `mates` is healthy requests beside a poisoned one; `graph0` to `graph2`
+are replays of a captured CUDA graph with changed inputs.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -121,6 +121,7 @@ def try_regime(trial: Trial, regime: str, number: int, rows: Rows) -> Pair:
         _record_repeats(trial, pair, rows)
         _record_operations(trial, pair.args, rows)
         _record_reuse(trial, regime, pair, rows)
+        _record_mates(trial, pair.args, rows)
         if trial.device != "cpu":
             _record_graph(trial, regime, pair.args, rows)
     return pair
@@ -148,6 +149,7 @@ def error_rows(trial: Trial, regime: str, pair: Pair, optimised: dict[str, Any])
             if kept is None or kept[token]:
                 yield (
                     regime, parameter.name, token, a.relative_l2, b.relative_l2, a.worst, b.worst, a.ulp,
+                    a.least,
                 )  # fmt: skip
 
 
@@ -270,6 +272,50 @@ def _record_reuse(trial: Trial, regime: str, pair: Pair, rows: Rows) -> None:
     _optimised_arm(trial)(again)
     trial.settle()
     _record(trial, "reused", _run_pair(trial, fresh, again), rows)
+
+
+def _record_mates(trial: Trial, args: dict[str, Any], rows: Rows) -> None:
+    """Healthy requests beside one whose activations are NaN, infinite and huge: they must not notice."""
+    healthy = trial.cell.rows - trial.cell.rows // trial.cell.batch
+    if not healthy:
+        return
+    shared = dict(args)
+    for parameter in trial.of_role("activation"):
+        value, axis = args[parameter.name], parameter.token_axis
+        if _is_by_token(value, axis, trial.cell.rows) and value.dtype.is_floating_point:
+            shared[parameter.name] = _with_poisoned_mate(value, axis, healthy)
+    pair = _run_pair(trial, shared)
+    for parameter in trial.of_role("output"):
+        want, axis = pair.truth.get(parameter.name), parameter.token_axis
+        if not _is_by_token(want, axis, trial.cell.rows):
+            continue
+        arms = [r.guarded.args[parameter.name] for r in (pair.stock, pair.optimised)]
+        want, stock, got = (value.narrow(axis, 0, healthy) for value in (want, *arms))
+        if parameter.is_exact:
+            rows.add("mates_exact", "mates", parameter.name, got.numel(), exact_mismatches(got, want))
+            continue
+        both = [token_errors(value, want, stock.dtype, axis) for value in (stock, got)]
+        for token, (a, b) in enumerate(zip(*both, strict=True)):
+            rows.add(
+                "mates", "mates", parameter.name, token, a.relative_l2, b.relative_l2, a.worst, b.worst,
+                a.ulp, a.least,
+            )  # fmt: skip
+
+
+def _is_by_token(value: object, axis: int | None, tokens: int) -> bool:
+    """Whether a tensor has one entry a token along `axis`."""
+    return isinstance(value, torch.Tensor) and axis is not None and value.shape[axis] == tokens
+
+
+def _with_poisoned_mate(value: torch.Tensor, axis: int | None, healthy: int) -> torch.Tensor:
+    """A copy at the same strides whose rows from `healthy` on hold 1e30, NaN and infinity by turns."""
+    copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    copy.copy_(value)
+    mate = copy.narrow(axis or 0, healthy, value.shape[axis or 0] - healthy)
+    mate.fill_(1e30)
+    mate[..., 1::3] = torch.nan
+    mate[..., 2::3] = torch.inf
+    return copy
 
 
 def _record_graph(trial: Trial, regime: str, args: dict[str, Any], rows: Rows) -> None:

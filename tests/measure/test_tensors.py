@@ -82,6 +82,15 @@ def test_errors_are_kept_per_token_in_relative_l2_and_in_the_worst_element() -> 
     assert (second.relative_l2, second.worst) == (0.0, 0.0)
 
 
+def test_a_row_below_the_smallest_normal_number_may_be_lost_and_no_larger_one() -> None:
+    tiny = torch.tensor([[2.0**-130]], dtype=torch.float64)
+    lost = token_errors(torch.zeros(1, 1), tiny, torch.float32, 0)[0]
+    assert (lost.relative_l2, lost.least) == (1.0, 16.0)  # 2^-126 over 2^-130
+    assert token_errors(torch.ones(1, 1), torch.ones(1, 1), torch.float32, 0)[0].least == 2.0**-126
+    # e4m3's smallest step is 2^-9, whatever fp32 can hold
+    assert token_errors(torch.ones(1, 1), torch.ones(1, 1), torch.float8_e4m3fn, 0)[0].least == 2.0**-9
+
+
 def test_a_nan_where_the_oracle_has_a_number_is_the_worst_error_there_is() -> None:
     want = torch.ones(1, 2, dtype=torch.float64)
     got = torch.tensor([[1.0, math.nan]])

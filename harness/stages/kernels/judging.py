@@ -1,7 +1,8 @@
 """From an op's rows to an outcome: pure, so that anyone can judge a bundle's samples again.
 
 A token passes when the candidate's error is at most `factor` times stock's plus `floor_ulp` units in the last
-place at the row's scale, both in relative L2 (never above `hard_cap`) and in its worst element. Samples that
+place at the row's scale, both in relative L2 (never above `hard_cap`) and in its worst element; the same
+holds for healthy requests beside a poisoned one. Samples that
 leave out what was planted, repeated or launched are INVALID. The control comes first: every spoiled result
 must have been noticed, by the same rule.
 """
@@ -16,6 +17,8 @@ from harness.stages.kernels.tables import GUARD_SHAPES, faults
 __all__ = ["bound_share", "judge"]
 
 MAX_FINDINGS = 20
+MATES = "mates"
+"""Regime of healthy requests in a step with a poisoned one."""
 MEMORY_CONTROLS = {"guard": "guard", "unwritten": "unwritten", "input": "input"}
 """By control: the kind of touch that must be seen."""
 
@@ -29,11 +32,12 @@ class _Verdict(NamedTuple):
 def bound_share(row: Mapping[str, Any], factor: float, floor_ulp: float, hard_cap: float) -> float:
     """The candidate's error over its bound, the larger of relative L2 and worst element; above 1 fails.
 
-    An error without any room (stock exact, an all-zero row) is infinite.
+    An error without any room (stock exact, an all-zero row) is infinite. Underflow is no error: `floor_ulp`
+    times the row's `least` is allowed whatever stock and the cap say.
     """
-    floor = floor_ulp * row["ulp"]
-    relative = _over(row["optimised_l2"], min(hard_cap, factor * row["stock_l2"] + floor))
-    worst = _over(row["optimised_worst"], factor * row["stock_worst"] + floor)
+    floor, underflow = floor_ulp * row["ulp"], floor_ulp * row["least"]
+    relative = _over(row["optimised_l2"], max(underflow, min(hard_cap, factor * row["stock_l2"] + floor)))
+    worst = _over(row["optimised_worst"], max(underflow, factor * row["stock_worst"] + floor))
     return max(relative, worst)
 
 
@@ -99,11 +103,12 @@ def _verdict(check: Check, samples: Samples, control: Control, findings: tuple[F
 
 def _error_findings(check: Check, samples: Samples) -> tuple[Finding, ...]:
     """Tokens above their bound, worst first."""
-    over = [(share, r) for r in _records(samples, "errors") if (share := _share(check, r)) > 1]
+    rows = (*_records(samples, "errors"), *_records(samples, "mates"))
+    over = [(share, r) for r in rows if (share := _share(check, r)) > 1]
     over.sort(key=lambda pair: -pair[0])
     return tuple(
         Finding(
-            rule="error_above_bound",
+            rule="error_from_a_batch_mate" if r["regime"] == MATES else "error_above_bound",
             severity=Severity.ERROR,
             message=f"{r['output']} token {r['token']} in {r['regime']}: error {share:.3g} times its bound "
             f"(relative L2 {r['optimised_l2']:.3g}, stock {r['stock_l2']:.3g}; worst element "
@@ -121,7 +126,7 @@ def _exact_findings(samples: Samples) -> tuple[Finding, ...]:
             severity=Severity.ERROR,
             message=f"{r['output']} in {r['regime']}: {r['mismatches']} of {r['elements']} elements differ",
         )
-        for r in _records(samples, "exact")
+        for r in (*_records(samples, "exact"), *_records(samples, "mates_exact"))
         if r["mismatches"]
     )
 

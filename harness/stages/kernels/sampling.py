@@ -1,9 +1,10 @@
 """Sample one op in one cell, or the pack's guard at the envelope's edges.
 
 Tables (raw; judged elsewhere):
-- `errors` (regime, output, token, stock_l2, optimised_l2, stock_worst, optimised_worst, ulp): inexact
-outputs, state;
+- `errors` (regime, output, token, stock_l2, optimised_l2, stock_worst, optimised_worst, ulp, least):
+inexact outputs, state;
 - `exact` (regime, output, elements, mismatches): outputs and state that must equal the oracle bit for bit;
+- `mates`, `mates_exact`: the same for healthy requests in a step with a poisoned one;
 - `touches` (regime, arm, argument, kind, bytes): what was changed that must not be, and outputs left
 unwritten;
 - `launches` (regime, counted): how far the launch counter rose;
@@ -26,12 +27,16 @@ from harness.stages.kernels.planning import edge_cells, outside_cells
 
 __all__ = ["sample"]
 
-ERRORS = ("regime", "output", "token", "stock_l2", "optimised_l2", "stock_worst", "optimised_worst", "ulp")
+ERRORS = (
+    "regime", "output", "token", "stock_l2", "optimised_l2", "stock_worst", "optimised_worst", "ulp", "least",
+)  # fmt: skip
 EXACT = ("regime", "output", "elements", "mismatches")
 TOUCHES = ("regime", "arm", "argument", "kind", "bytes")
 COLUMNS = {
     "errors": ERRORS,
     "exact": EXACT,
+    "mates": ERRORS,
+    "mates_exact": EXACT,
     "touches": TOUCHES,
     "launches": ("regime", "counted"),
     "repeats": ("output", "elements", "differing"),

@@ -15,7 +15,7 @@ __all__ = ["GUARD_SHAPES", "SHAPES", "faults"]
 
 _ERRORS = {
     "regime": TEXT, "output": TEXT, "token": COUNT, "stock_l2": NUMBER, "optimised_l2": NUMBER,
-    "stock_worst": NUMBER, "optimised_worst": NUMBER, "ulp": NUMBER,
+    "stock_worst": NUMBER, "optimised_worst": NUMBER, "ulp": NUMBER, "least": NUMBER,
 }  # fmt: skip
 _EXACT = {"regime": TEXT, "output": TEXT, "elements": COUNT, "mismatches": COUNT}
 _TOUCHES = {
@@ -26,6 +26,8 @@ _OPERATIONS = {"arm": choice("stock", "optimised", "disguised"), "count": COUNT,
 SHAPES: Mapping[str, TableShape] = {
     "errors": TableShape(_ERRORS, key=("regime", "output", "token")),
     "exact": TableShape(_EXACT, key=("regime", "output")),
+    "mates": TableShape(_ERRORS, key=("regime", "output", "token")),
+    "mates_exact": TableShape(_EXACT, key=("regime", "output")),
     "touches": TableShape(_TOUCHES),
     "launches": TableShape({"regime": TEXT, "counted": COUNT}, key=("regime",), is_required=True),
     "repeats": TableShape(
@@ -71,6 +73,9 @@ def _missing(check: Check, samples: Samples) -> Iterator[str]:
             yield f"state {state} was compared in no regime"
     yield from _missing_controls(samples, outputs)
     yield from _missing_tokens(samples, outputs)
+    mates = [*_records(samples, "mates"), *_records(samples, "mates_exact")]
+    if check.cell is not None and check.cell.batch > 1 and not mates:
+        yield "no request was judged in a step with a poisoned one"
     arms = {r["arm"] for r in _records(samples, "operations")}
     yield from (f"operations of {arm} are missing" for arm in ("optimised", "disguised") if arm not in arms)
 

@@ -161,5 +161,8 @@ class NormPack:
                 args["total"][0] += 1
             case "copy_is_rounded":
                 args["copy"].add_(0.01)
+            case "scaled_by_the_batch":
+                largest = args["x"].float().abs().amax()
+                out.copy_(out.float() / largest * largest)
             case "random":
                 out.add_(torch.rand(out.shape) * 2e-3)

@@ -115,6 +115,7 @@ def test_an_honest_candidate_passes_and_its_control_noticed_every_spoiled_result
         ("nan", "error_above_bound"),
         ("zeros", "error_above_bound"),
         ("cached_by_address", "error_above_bound"),
+        ("scaled_by_the_batch", "error_from_a_batch_mate"),
         ("last_row_unwritten", "memory_unwritten"),
         ("writes_before", "memory_guard"),
         ("changes_input", "memory_input"),
@@ -248,6 +249,7 @@ def test_seeds_follow_the_plans_seed_and_differ_between_checks() -> None:
 
 def test_the_bound_is_factor_times_stock_plus_the_floor_and_never_above_the_cap() -> None:
     row = {"stock_l2": 0.01, "optimised_l2": 0.03, "stock_worst": 0.01, "optimised_worst": 0.0, "ulp": 0.005}
+    row["least"] = 0.0
     assert bound_share(row, factor=2, floor_ulp=2, hard_cap=0.05) == pytest.approx(1.0)
     assert bound_share(row, factor=2, floor_ulp=0, hard_cap=0.05) == pytest.approx(1.5)
     assert bound_share({**row, "stock_l2": 1.0}, factor=2, floor_ulp=0, hard_cap=0.05) == pytest.approx(0.6)
@@ -255,6 +257,7 @@ def test_the_bound_is_factor_times_stock_plus_the_floor_and_never_above_the_cap(
 
 def test_any_error_fails_where_stock_is_exact_and_no_floor_applies() -> None:
     row = {"stock_l2": 0.0, "optimised_l2": 1e-9, "stock_worst": 0.0, "optimised_worst": 0.0, "ulp": 0.0}
+    row["least"] = 0.0
     assert bound_share(row, factor=2, floor_ulp=2, hard_cap=0.05) == float("inf")
 
 
@@ -316,3 +319,9 @@ def test_the_sampler_writes_the_tables_that_the_judge_asks_for() -> None:
     from harness.stages.kernels.sampling import COLUMNS
 
     assert {n: tuple(s.columns) for n, s in {**SHAPES, **GUARD_SHAPES}.items()} == COLUMNS
+
+
+def test_underflow_is_no_error_whatever_stock_and_the_cap_say() -> None:
+    row = {"stock_l2": 1.0, "optimised_l2": 1.0, "stock_worst": 1.0, "optimised_worst": 1.0, "ulp": 0.0}
+    assert bound_share({**row, "least": 0.5}, factor=2, floor_ulp=2, hard_cap=0.05) == pytest.approx(1.0)
+    assert bound_share({**row, "least": 0.25}, factor=2, floor_ulp=2, hard_cap=0.05) == pytest.approx(2.0)
