@@ -7,8 +7,9 @@ run.
 """
 
 import hashlib
+import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,14 +22,14 @@ from harness.domain.stage import PlanRequest
 from harness.stages import stage_of
 
 __all__ = [
-    "CodeDigests",
-    "StageCost",
-    "estimate_costs",
-    "make_nonce",
-    "make_plan",
-    "plan_seed",
-    "resolve_tier",
-]
+    "SHARES_CORES", "SIDE_BY_SIDE", "CheckGroup", "CodeDigests", "StageCost", "estimate_costs", "make_nonce",
+    "make_plan", "plan_seed", "resolve_tier", "skipped_by_reason", "stated_once",
+]  # fmt: skip
+
+SIDE_BY_SIDE = 2
+"""Children at a time, each with one thread: what a machine of two cores carries."""
+SHARES_CORES = frozenset({StageName.AUDIT, StageName.KERNELS, StageName.COVERAGE, StageName.EVALS})
+"""Stages whose checks run side by side; times want quiet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,20 @@ class StageCost(NamedTuple):
 
     stage: StageName
     checks: int
+    """Checks that will run."""
     unavailable: int
+    """Checks that cannot run here."""
+    wanted: Tier
+    """Weakest tier whose evidence the policy counts."""
     seconds: float
+    """Estimated from start to end, checks side by side where the stage allows it."""
+
+
+class CheckGroup(NamedTuple):
+    """Checks of which one sentence is true: what they prove, or why they cannot run here."""
+
+    words: str
+    checks: tuple[Check, ...]
 
 
 def make_nonce() -> str:
@@ -120,15 +133,50 @@ def make_plan(
 
 
 def estimate_costs(plan: Plan) -> tuple[StageCost, ...]:
-    """Checks and estimated seconds by stage, in order; stages without checks are left out."""
+    """What each stage takes, in order; stages without checks are left out."""
     rows = []
     for name in StageName:
         checks = plan.of_stage(name)
         if checks:
-            gone = sum(check.unavailable is not None for check in checks)
-            seconds = sum(check.cost_s for check in checks if check.unavailable is None)
-            rows.append(StageCost(name, len(checks), gone, seconds))
+            costs = [check.cost_s for check in checks if check.unavailable is None]
+            lanes = SIDE_BY_SIDE if name in SHARES_CORES else 1
+            seconds = max(sum(costs) / lanes, max(costs, default=0.0))
+            proof = plan.policy.proof(name)
+            wanted = plan.tier if proof is None else proof.tier
+            rows.append(StageCost(name, len(costs), len(checks) - len(costs), wanted, seconds))
     return tuple(rows)
+
+
+def stated_once(plan: Plan) -> tuple[CheckGroup, ...]:
+    """Checks that will run, those of one stage that prove the same together, in plan order."""
+    able = [check for check in plan.checks if check.unavailable is None]
+    words = [_of_each_op(check) for check in able]
+    return _grouped(able, [(c.stage, said) for c, said in zip(able, words, strict=True)], words)
+
+
+def skipped_by_reason(plan: Plan) -> tuple[CheckGroup, ...]:
+    """Checks that cannot run here by reason, the most frequent reason first."""
+    gone = [check for check in plan.checks if check.unavailable is not None]
+    reasons = [check.unavailable or "" for check in gone]
+    return tuple(sorted(_grouped(gone, reasons, reasons), key=lambda group: -len(group.checks)))
+
+
+def _of_each_op(check: Check) -> str:
+    """What a check proves, said of each op where it is said of one."""
+    return (
+        check.proves if check.op is None else re.sub(rf"\b{re.escape(check.op)}\b", "each op", check.proves)
+    )
+
+
+def _grouped(
+    checks: Iterable[Check], keys: Sequence[Hashable], words: Sequence[str]
+) -> tuple[CheckGroup, ...]:
+    """Checks of equal keys together, under the words of the first."""
+    found: dict[Hashable, CheckGroup] = {}
+    for check, key, sentence in zip(checks, keys, words, strict=True):
+        known = found.get(key, CheckGroup(sentence, ()))
+        found[key] = CheckGroup(known.words, (*known.checks, check))
+    return tuple(found.values())
 
 
 def _under_policy(check: Check, request: PlanRequest) -> Check:

@@ -1,22 +1,12 @@
 """`fasttrack evals list|run|compare`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from harness.cli.selectors import (
-    AllowDirty,
-    Base,
-    Full,
-    Head,
-    JsonOutput,
-    PackName,
-    PolicyName,
-    Repo,
-    Selection,
-    TierName,
-)
+from harness.cli.selectors import JsonOutput, Out, PackName, Resume, Selection, selecting
 
 __all__ = ["app"]
 
@@ -56,27 +46,19 @@ def list_evals(pack: PackName = "k3_decode", json: JsonOutput = False) -> None:
 
 
 @app.command()
+@selecting(without=("stage", "machine"), policy="smoke")
 def run(
+    selection: Selection,
     name: Annotated[list[str] | None, typer.Argument(help="Which; all of the policy where none.")] = None,
-    pack: PackName = "k3_decode",
-    policy: PolicyName = "smoke",
-    repo: Repo = Path(),
-    base: Base = "HEAD~1",
-    head: Head = "HEAD",
-    tier: TierName = "auto",
-    out: Annotated[Path, typer.Option("--out")] = Path("out/evals"),
-    allow_dirty: AllowDirty = False,
-    full: Full = False,
+    out: Out = Path("out/evals"),
+    resume: Resume = False,
     json: JsonOutput = False,
 ) -> None:
     """Run evals, stock and optimised on the same items, into a bundle."""
     from harness.cli.finish import validate_selection
 
-    names = tuple(name or ())
-    selection = Selection(
-        pack, policy, repo, base, head, tier, ("evals",), None, allow_dirty, full, None, None, names
-    )
-    raise typer.Exit(validate_selection(selection, out, resume=False, keep_going=True, as_json=json))
+    chosen = replace(selection, stages=("evals",), subjects=tuple(name or ()))
+    raise typer.Exit(validate_selection(chosen, out, resume=resume, keep_going=True, as_json=json))
 
 
 @app.command()

@@ -7,6 +7,7 @@ What the gate would say is printed beside it, and only `fasttrack gate` answers 
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from harness.cli.selectors import Selection, make_selected_plan
@@ -86,13 +87,11 @@ def _print_result(
         of_stage = [outcomes[c.id].status for c in plan.of_stage(cost_stage) if c.id in outcomes]
         counts = ", ".join(f"{of_stage.count(s)} {s.value}" for s in Status if s in of_stage)
         out.print(f"{cost_stage.value:<10} {counts or 'nothing ran'}", markup=False)
-    rest = [o for o in outcomes.values() if o.status is not Status.PASS]
-    if rest:
-        out.print(
-            outcome_table(
-                "not passed", [(o.status.value, o.check, f"{o.summary}. {o.next_step}") for o in rest]
-            )
-        )
+    rest = [o for o in outcomes.values() if o.status not in (Status.PASS, Status.SKIPPED)]
+    rows = [(o.status.value, o.check, f"{o.summary}. {o.next_step}") for o in rest]
+    rows += _skipped_rows([o for o in outcomes.values() if o.status is Status.SKIPPED])
+    if rows:
+        out.print(outcome_table("not passed", rows))
     out.print(f"bundle {bundle}", markup=False, soft_wrap=True)
     out.print(f"report {' '.join(pages)}", markup=False, soft_wrap=True)
     out.print(f"the gate would say: {verdict}", markup=False, soft_wrap=True)
@@ -104,6 +103,18 @@ def _print_result(
     out.print(f"{words} (exit {code})")
     if code:
         out.print(f"repeat: {shlex.join(['fasttrack', *sys.argv[1:]])}", markup=False, soft_wrap=True)
+
+
+def _skipped_rows(skipped: Sequence[Outcome]) -> list[tuple[str, str, str]]:
+    """A row for each reason, however many checks it stopped."""
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for outcome in skipped:
+        by_reason.setdefault((outcome.summary, outcome.next_step), []).append(outcome.check)
+    rows = []
+    for (summary, next_step), checks in sorted(by_reason.items(), key=lambda item: -len(item[1])):
+        named = checks[0] if len(checks) == 1 else f"{len(checks)} checks, such as {checks[0]}"
+        rows.append((Status.SKIPPED.value, named, f"{summary}. {next_step}"))
+    return rows
 
 
 def _resumed_plan(selection: Selection, out: Path) -> Plan:

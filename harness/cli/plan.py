@@ -1,78 +1,122 @@
 """`fasttrack plan`: what would run, what cannot run here and why, and how long it takes."""
 
+from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.selectors import (
-    AllowDirty,
-    Base,
-    ClaimFile,
-    Full,
-    Head,
-    JsonOutput,
-    MachineFile,
-    Nonce,
-    PackName,
-    PolicyName,
-    Repo,
-    Selection,
-    StageOption,
-    TierName,
-    make_selected_plan,
-)
+from harness.cli.selectors import JsonOutput, Selection, make_selected_plan, selecting
+
+if TYPE_CHECKING:  # the planner loads when a command runs
+    from rich.table import Table
+
+    from harness.domain.plan import Plan
+    from harness.planner import CheckGroup
 
 __all__ = ["app"]
 
 app = typer.Typer()
+FEW = 3
+"""Checks of a group up to which all are named without --all."""
 
 
 @app.command()
+@selecting()
 def plan(
-    pack: PackName = "k3_decode",
-    policy: PolicyName = "fast_track",
-    repo: Repo = Path(),
-    base: Base = "HEAD~1",
-    head: Head = "HEAD",
-    tier: TierName = "auto",
-    stage: StageOption = None,
-    claim: ClaimFile = None,
-    allow_dirty: AllowDirty = False,
-    full: Full = False,
-    machine: MachineFile = None,
-    nonce: Nonce = None,
+    selection: Selection,
     save: Annotated[
         Path | None, typer.Option("--save", help="Write the plan here, for `fasttrack worker`.")
     ] = None,
+    show_all: Annotated[bool, typer.Option("--all", help="Name every check.")] = False,
     json: JsonOutput = False,
 ) -> None:
     """Show what would run, what cannot run here and why, and how long it takes. Runs nothing."""
-    from harness.cli.console import out, outcome_table, print_json
-    from harness.planner import estimate_costs
+    from harness.cli.console import print_json
 
-    made = make_selected_plan(
-        Selection(
-            pack, policy, repo, base, head, tier, tuple(stage or ()), claim, allow_dirty, full, machine, nonce
-        )
-    )
+    made = make_selected_plan(selection)
     if save is not None:
         save.parent.mkdir(parents=True, exist_ok=True)
         save.write_bytes(made.canonical())
     if json:
         print_json(made)
-        return
-    out.print(
-        f"{made.change.base[:12]}..{made.change.head[:12]} of {made.change.repository}: "
-        f"{len(made.change.files)} "
-        f"files, {made.change.added_lines} lines added; policy {made.policy.name}, tier {made.tier.value}",
-        markup=False,
-    )
-    for cost in estimate_costs(made):
-        gone = f", {cost.unavailable} cannot run here" if cost.unavailable else ""
-        out.print(f"  {cost.stage.value}: {cost.checks} checks, about {cost.seconds:.0f} s{gone}")
-    rows = [
-        ("SKIPPED" if check.unavailable else "will run", check.id, check.unavailable or check.proves)
-        for check in made.checks
-    ]
-    out.print(outcome_table(f"plan {made.digest()[:12]}", rows))
+    else:
+        _print_plan(made, show_all=show_all)
+
+
+def _print_plan(plan: "Plan", *, show_all: bool) -> None:
+    from harness.cli.console import out
+    from harness.planner import estimate_costs, skipped_by_reason, stated_once
+
+    change, machine = plan.change, plan.machine
+    gpus = ", ".join(gpu.name for gpu in machine.gpus) or "no GPU"
+    facts = {
+        f"plan {plan.digest()[:12]}": "runs nothing yet",
+        "change": f"{change.base[:12]}..{change.head[:12]} of {change.repository}: "
+        f"{_count(len(change.files), 'file')}, {_count(change.added_lines, 'line')} added",
+        "claim": f"{plan.claim.name} of pack {plan.pack}",
+        "policy": f"{plan.policy.name}, at tier {plan.tier.value}{', every cell' if plan.is_full else ''}",
+        "machine": f"{machine.cpu_model}, {machine.cpu_count} cores, {gpus}",
+    }
+    for name, words in facts.items():
+        out.print(f"{name:<18} {words}", markup=False, soft_wrap=True)
+    out.print(_cost_table(plan))
+    weak = [cost for cost in estimate_costs(plan) if cost.wanted.strength > plan.tier.strength]
+    if weak:
+        out.print(
+            f"Evidence from here is of tier {plan.tier.value}; policy {plan.policy.name} counts "
+            f"{', '.join(f'{cost.stage.value} from {cost.wanted.value}' for cost in weak)} on.",
+            markup=False,
+        )
+    out.print(_group_table("what would run", "proves", stated_once(plan), show_all=show_all))
+    skipped = skipped_by_reason(plan)
+    if skipped:
+        out.print(_group_table("what cannot run here", "why", skipped, show_all=show_all))
+
+
+def _cost_table(plan: "Plan") -> "Table":
+    from rich.table import Table
+
+    from harness.planner import estimate_costs
+
+    costs = estimate_costs(plan)
+    table = Table(pad_edge=False, title_justify="left", show_footer=True)
+    table.add_column("stage", "in all")
+    table.add_column("will run", str(sum(cost.checks for cost in costs)), justify="right")
+    table.add_column("cannot run here", str(sum(cost.unavailable for cost in costs)), justify="right")
+    table.add_column("policy asks for")
+    table.add_column("about", _minutes(sum(cost.seconds for cost in costs)), justify="right")
+    for cost in costs:
+        gone = str(cost.unavailable) if cost.unavailable else "-"
+        table.add_row(cost.stage.value, str(cost.checks), gone, cost.wanted.value, _minutes(cost.seconds))
+    return table
+
+
+def _group_table(title: str, second: str, groups: "tuple[CheckGroup, ...]", *, show_all: bool) -> "Table":
+    """A row for each sentence: how many checks of which stages, an example or all of them, the sentence."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", pad_edge=False)
+    table.add_column("checks", overflow="fold", ratio=1)
+    table.add_column(second, overflow="fold", ratio=1)
+    for group in groups:
+        names = [escape(check.id) for check in group.checks]
+        counts = Counter(check.stage.value for check in group.checks)
+        words = "[bold]" + ", ".join(f"{count} of {stage}" for stage, count in counts.items()) + "[/]"
+        if len(names) > FEW and not show_all:
+            names = [f"{words}, such as", names[0]]
+        elif len(names) > 1:
+            names.insert(0, words)
+        table.add_row("\n".join(names), escape(group.words))
+    return table
+
+
+def _minutes(seconds: float) -> str:
+    """`9 s`, `1 min 48 s`."""
+    whole = max(1, round(seconds))
+    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02d} s"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,12 +1,15 @@
-"""What `validate`, `plan` and `run` share: the options that select pack, policy, change, tier and stages,
-made into a plan.
+"""Which pack, policy, change, tier and stages: the options that commands share, said once, made into a plan.
 
-Also the console: results go to standard output, progress to standard error, plain when that is no terminal.
+`selecting` gives a command those options; the command gets a `Selection` in their place. Nothing that a plan
+needs is imported before one is made, so that `--help` stays quick.
 """
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
@@ -14,17 +17,17 @@ from harness.domain.check import StageName
 from harness.domain.errors import InputError
 
 __all__ = [
-    "AllowDirty", "Base", "ClaimFile", "Full", "Head", "JsonOutput", "KeepGoing", "MachineFile", "Nonce",
-    "Out", "PackName", "PolicyName", "Repo", "Resume", "Selection", "StageOption", "TierName",
-    "make_selected_plan", ]  # fmt: skip
+    "ClaimFile", "Full", "JsonOutput", "KeepGoing", "Out", "PackName", "PolicyName", "Resume", "Selection",
+    "make_selected_plan", "selecting",
+]  # fmt: skip
 
+P = ParamSpec("P")
 PackName = Annotated[str, typer.Option("--pack", help="Kernel pack to judge.")]
 PolicyName = Annotated[str, typer.Option("--policy", help="Policy by name (under policies/) or file.")]
-Repo = Annotated[Path, typer.Option("--repo", help="Git repository of the change.")]
-Base = Annotated[str, typer.Option("--base", help="Where the change starts: a git revision.")]
-Head = Annotated[str, typer.Option("--head", help="Where the change ends.")]
-TierName = Annotated[str, typer.Option("--tier", help="auto, smoke, rank, node or claim.")]
-StageOption = Annotated[list[str] | None, typer.Option("--stage", help="Only this stage; may be repeated.")]
+ClaimFile = Annotated[Path | None, typer.Option("--claim", help="Claim file; default: the pack's own.")]
+Full = Annotated[
+    bool, typer.Option("--full", help="Every cell and item, not the subset sized for a quick run.")
+]
 Out = Annotated[Path, typer.Option("--out", help="Folder of the run and its bundle.")]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with the run in --out; repeats no finished check.")
@@ -33,20 +36,44 @@ KeepGoing = Annotated[
     bool, typer.Option("--keep-going", help="Run later stages after an earlier one failed.")
 ]
 JsonOutput = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
-ClaimFile = Annotated[Path | None, typer.Option("--claim", help="Claim file; default: the pack's own.")]
-AllowDirty = Annotated[
-    bool, typer.Option("--allow-dirty", help="Run on uncommitted code; the gate refuses such a bundle.")
-]
-Full = Annotated[
-    bool, typer.Option("--full", help="Every cell and item, not the subset sized for a quick run.")
-]
-MachineFile = Annotated[
-    Path | None,
-    typer.Option("--machine", help="Plan for the machine that `fasttrack doctor --json` described."),
-]
-Nonce = Annotated[
-    str | None, typer.Option("--nonce", hidden=True, help="Fix the nonce (tests, reproduction).")
-]
+SELECTORS: dict[str, tuple[Any, object]] = {
+    "pack": (PackName, "k3_decode"),
+    "policy": (PolicyName, "fast_track"),
+    "repo": (Annotated[Path, typer.Option("--repo", help="Git repository of the change.")], Path()),
+    "base": (
+        Annotated[str, typer.Option("--base", help="Where the change starts: a git revision.")],
+        "HEAD~1",
+    ),
+    "head": (Annotated[str, typer.Option("--head", help="Where the change ends.")], "HEAD"),
+    "tier": (Annotated[str, typer.Option("--tier", help="auto, smoke, rank, node or claim.")], "auto"),
+    "stage": (
+        Annotated[list[str] | None, typer.Option("--stage", help="Only this stage; may be repeated.")],
+        None,
+    ),
+    "claim": (ClaimFile, None),
+    "allow_dirty": (
+        Annotated[
+            bool,
+            typer.Option("--allow-dirty", help="Run on uncommitted code; the gate refuses such a bundle."),
+        ],
+        False,
+    ),
+    "full": (Full, False),
+    "machine": (
+        Annotated[
+            Path | None,
+            typer.Option("--machine", help="Plan for the machine that `fasttrack doctor --json` described."),
+        ],
+        None,
+    ),
+    "nonce": (
+        Annotated[
+            str | None, typer.Option("--nonce", hidden=True, help="Fix the nonce (tests, reproduction).")
+        ],
+        None,
+    ),
+}
+"""(annotation, default) of each option, in the order of the help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +94,40 @@ class Selection:
     nonce: str | None = None
     subjects: tuple[str, ...] = ()
     """Only checks about these subjects or ops; empty: all."""
+
+
+def selecting(
+    without: tuple[str, ...] = (), **defaults: object
+) -> Callable[[Callable[Concatenate[Selection, P], None]], Callable[..., None]]:
+    """Decorator of a command that takes a `Selection` first: it gets the selectors as options, those named in
+    `without` left out; `defaults` replace the table's.
+    """
+
+    def decorate(command: Callable[Concatenate[Selection, P], None]) -> Callable[..., None]:
+        shared = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name, default), annotation=kind
+            )
+            for name, (kind, default) in SELECTORS.items()
+            if name not in without
+        ]
+        own = list(inspect.signature(command).parameters.values())[1:]
+        options = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+
+        @wraps(command)
+        def run(**given: Any) -> None:
+            chosen: dict[str, Any] = {name: default for name, (_, default) in SELECTORS.items()}
+            chosen |= {p.name: given.pop(p.name) for p in shared}
+            stages = chosen.pop("stage") or ()
+            selection = Selection(stages=tuple(stages), **chosen)
+            command(selection, **given)  # type: ignore[call-arg]  # typer gives what the signature asks for
+
+        signature = inspect.Signature([*shared, *options])
+        run.__signature__ = signature  # type: ignore[attr-defined]  # what typer reads
+        run.__annotations__ = {p.name: p.annotation for p in (*shared, *options)}
+        return run
+
+    return decorate
 
 
 def make_selected_plan(selection: Selection) -> Any:
@@ -96,6 +157,12 @@ def make_selected_plan(selection: Selection) -> Any:
             "results "
             "would not be about that commit; commit the changes, or pass --allow-dirty (the gate refuses "
             "such a bundle)"
+        )
+    if not change.files:
+        typer.echo(
+            f"fasttrack: {selection.base}..{selection.head} changes no file, so isolation has no evidence "
+            "and no gate can admit; name a base and a head that differ",
+            err=True,
         )
     nonce = selection.nonce or make_nonce()
     request = PlanRequest(

@@ -1,23 +1,13 @@
 """`fasttrack sweep run|compare`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from harness.cli.evals import BundleA, BundleB
-from harness.cli.selectors import (
-    AllowDirty,
-    Base,
-    Full,
-    Head,
-    JsonOutput,
-    PackName,
-    PolicyName,
-    Repo,
-    Selection,
-    TierName,
-)
+from harness.cli.selectors import JsonOutput, Out, Resume, Selection, selecting
 
 __all__ = ["app"]
 
@@ -25,27 +15,19 @@ app = typer.Typer(no_args_is_help=True)
 
 
 @app.command()
+@selecting(without=("stage", "machine"), policy="smoke")
 def run(
+    selection: Selection,
     name: Annotated[list[str] | None, typer.Argument(help="Which; all of the policy where none.")] = None,
-    pack: PackName = "k3_decode",
-    policy: PolicyName = "smoke",
-    repo: Repo = Path(),
-    base: Base = "HEAD~1",
-    head: Head = "HEAD",
-    tier: TierName = "auto",
-    out: Annotated[Path, typer.Option("--out")] = Path("out/sweep"),
-    allow_dirty: AllowDirty = False,
-    full: Full = False,
+    out: Out = Path("out/sweep"),
+    resume: Resume = False,
     json: JsonOutput = False,
 ) -> None:
     """Time decode steps, stock against optimised, into a bundle."""
     from harness.cli.finish import validate_selection
 
-    names = tuple(name or ())
-    selection = Selection(
-        pack, policy, repo, base, head, tier, ("sweep",), None, allow_dirty, full, None, None, names
-    )
-    raise typer.Exit(validate_selection(selection, out, resume=False, keep_going=True, as_json=json))
+    chosen = replace(selection, stages=("sweep",), subjects=tuple(name or ()))
+    raise typer.Exit(validate_selection(chosen, out, resume=resume, keep_going=True, as_json=json))
 
 
 @app.command()

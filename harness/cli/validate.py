@@ -6,24 +6,7 @@ from pathlib import Path
 
 import typer
 
-from harness.cli.selectors import (
-    AllowDirty,
-    Base,
-    ClaimFile,
-    Full,
-    Head,
-    JsonOutput,
-    KeepGoing,
-    Nonce,
-    Out,
-    PackName,
-    PolicyName,
-    Repo,
-    Resume,
-    Selection,
-    StageOption,
-    TierName,
-)
+from harness.cli.selectors import JsonOutput, KeepGoing, Out, Resume, Selection, selecting
 
 __all__ = ["app"]
 
@@ -31,21 +14,12 @@ app = typer.Typer()
 
 
 @app.command()
+@selecting(without=("machine",))
 def validate(
-    pack: PackName = "k3_decode",
-    policy: PolicyName = "fast_track",
-    repo: Repo = Path(),
-    base: Base = "HEAD~1",
-    head: Head = "HEAD",
-    tier: TierName = "auto",
-    stage: StageOption = None,
+    selection: Selection,
     out: Out = Path("out/validate"),
     resume: Resume = False,
     keep_going: KeepGoing = False,
-    claim: ClaimFile = None,
-    allow_dirty: AllowDirty = False,
-    full: Full = False,
-    nonce: Nonce = None,
     json: JsonOutput = False,
 ) -> None:
     """Run every check of the policy that this machine can run; write a bundle and its report.
@@ -55,7 +29,4 @@ def validate(
     """
     from harness.cli.finish import validate_selection
 
-    selection = Selection(
-        pack, policy, repo, base, head, tier, tuple(stage or ()), claim, allow_dirty, full, None, nonce
-    )
     raise typer.Exit(validate_selection(selection, out, resume=resume, keep_going=keep_going, as_json=json))

@@ -1,0 +1,119 @@
+"""`fasttrack plan` and the options that commands share."""
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from harness.cli import evals, plan, run, sweep, validate
+from harness.cli.console import out
+from harness.cli.finish import _skipped_rows
+from harness.cli.main import _exit_code
+from harness.cli.selectors import Selection, selecting
+from harness.domain.check import Outcome, Status
+from harness.domain.machine import Tier
+
+EVERYWHERE = {
+    "pack", "policy", "repo", "base", "head", "tier", "claim", "allow_dirty", "full", "nonce", "json",
+}  # fmt: skip
+NONCE = "0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two commits; the second one adds a page."""
+    root = tmp_path_factory.mktemp("repository")
+    git = ["git", "-C", str(root), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    for name in ("README.md", "docs.md"):
+        (root / name).write_text("text\n")
+        subprocess.run([*git, "add", name], check=True)
+        subprocess.run([*git, "commit", "-q", "-m", name], check=True)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("app", "own"),
+    [
+        (validate.app, {"out", "resume", "keep_going", "stage"}),
+        (plan.app, {"save", "show_all", "machine", "stage"}),
+        (run.app, {"out", "resume", "stage"}),
+        (evals.app, {"out", "resume", "name"}),
+        (sweep.app, {"out", "resume", "name"}),
+    ],
+    ids=["validate", "plan", "run", "evals run", "sweep run"],
+)
+def test_commands_that_plan_have_the_same_selectors_and_their_own_options(
+    app: typer.Typer, own: set[str]
+) -> None:
+    command: Any = typer.main.get_command(app)
+    command = getattr(command, "commands", {}).get("run", command)
+    options = {parameter.name for parameter in command.params} - {"install_completion", "show_completion"}
+    assert options == EVERYWHERE | own
+
+
+def test_a_command_gets_what_was_selected_and_defaults_for_what_it_leaves_out() -> None:
+    seen: list[tuple[Selection, bool]] = []
+
+    def record(selection: Selection, loud: bool = False) -> None:
+        seen.append((selection, loud))
+
+    command: Callable[..., None] = selecting(without=("machine", "stage"), policy="smoke")(record)
+    app = typer.Typer(add_completion=False)
+    app.command()(command)
+    app(["--base", "v1", "--loud", "--full"], standalone_mode=False)
+    assert seen == [
+        (
+            Selection("k3_decode", "smoke", Path(), "v1", "HEAD", "auto", (), None, False, True, None, None),
+            True,
+        )
+    ]
+
+
+def test_a_plan_says_whose_change_and_claim_what_runs_and_why_the_rest_does_not(
+    repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(out, "width", 200)
+    assert _exit_code(["plan", "--repo", str(repository), "--stage", "kernels", "--nonce", NONCE]) == 0
+    words = " ".join(re.sub("[\u2500-\u257f]", " ", capsys.readouterr().out).split())
+    assert "claim k3_decode of pack k3_decode policy fast_track, at tier smoke" in words
+    assert "1 file, 1 line added" in words
+    assert "Evidence from here is of tier smoke; policy fast_track counts kernels from rank on." in words
+    assert "what would run checks proves 22 of kernels, such as" in words
+    assert "The guard takes each op at every edge of the envelope and declines one step outside." in words
+    assert "needs a machine with sm_90a; this one has cpu" in words
+    assert "what was seen" not in words
+    assert words.count("needs a machine") == 1
+
+
+def test_a_plan_names_every_check_on_request(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", "--repo", str(repository), "--stage", "isolation", "--policy", "smoke", "--all"]
+    assert _exit_code(arguments) == 0
+    assert "such as" not in capsys.readouterr().out
+
+
+def test_an_empty_range_is_planned_with_a_warning(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["plan", "--repo", str(repository), "--base", "HEAD", "--stage", "isolation", "--json"]
+    assert _exit_code(arguments) == 0
+    assert "HEAD..HEAD changes no file, so isolation has no evidence" in capsys.readouterr().err
+
+
+def test_skipped_checks_are_told_once_a_reason() -> None:
+    def skipped(check: str, summary: str) -> Outcome:
+        return Outcome(
+            check=check, status=Status.SKIPPED, tier=Tier.SMOKE, summary=summary, next_step="go there"
+        )
+
+    rows = _skipped_rows(
+        [skipped("sweep/a", "no GPU"), skipped("sweep/b", "needs two"), skipped("sweep/c", "no GPU")]
+    )
+    assert rows == [
+        ("SKIPPED", "2 checks, such as sweep/a", "no GPU. go there"),
+        ("SKIPPED", "sweep/b", "needs two. go there"),
+    ]

@@ -1,0 +1,68 @@
+"""What a plan will take and what it leaves out, told so that a person reads it in one screen."""
+
+from harness.domain.check import Check, StageName
+from harness.domain.machine import Tier
+from harness.domain.plan import Plan
+from harness.planner import CodeDigests, estimate_costs, make_plan, skipped_by_reason, stated_once
+from tests.fakes.requests import plan_request
+
+
+def test_a_stage_that_shares_cores_takes_half_the_sum_but_no_less_than_its_longest_check() -> None:
+    plan = _plan(
+        _check("coverage/path/a", StageName.COVERAGE, cost_s=3.0),
+        _check("coverage/path/b", StageName.COVERAGE, cost_s=3.0),
+        _check("coverage/path/c", StageName.COVERAGE, cost_s=50.0, unavailable="no GPU"),
+        _check("evals/drift/a", StageName.EVALS, cost_s=9.0),
+        _check("evals/drift/b", StageName.EVALS, cost_s=1.0),
+        _check("sweep/step/a", StageName.SWEEP, cost_s=3.0),
+        _check("sweep/step/b", StageName.SWEEP, cost_s=4.0),
+    )
+    assert [(c.stage.value, c.checks, c.unavailable, c.wanted, c.seconds) for c in estimate_costs(plan)] == [
+        ("coverage", 2, 1, Tier.SMOKE, 3.0),
+        ("evals", 2, 0, Tier.SMOKE, 9.0),
+        ("sweep", 2, 0, Tier.SMOKE, 7.0),
+    ]
+
+
+def test_checks_that_prove_the_same_of_different_ops_are_stated_once() -> None:
+    plan = _plan(
+        _check("kernels/mix/a", StageName.KERNELS, op="mix", proves="mix is right, remix or not"),
+        _check("kernels/head/a", StageName.KERNELS, op="head", proves="head is right, remix or not"),
+        _check("kernels/head/b", StageName.KERNELS, op="head", proves="head is right", unavailable="no GPU"),
+        _check("evals/drift/a", StageName.EVALS, proves="each op is right, remix or not"),
+    )
+    assert [(group.words, len(group.checks)) for group in stated_once(plan)] == [
+        ("each op is right, remix or not", 2),
+        ("each op is right, remix or not", 1),
+    ]
+
+
+def test_checks_that_cannot_run_are_grouped_by_reason_most_frequent_first() -> None:
+    plan = _plan(
+        _check("kernels/mix/a", StageName.KERNELS, unavailable="needs a license"),
+        _check("kernels/mix/b", StageName.KERNELS, unavailable="no GPU"),
+        _check("evals/drift/a", StageName.EVALS, unavailable="no GPU"),
+        _check("evals/drift/b", StageName.EVALS),
+    )
+    assert [(group.words, [c.id for c in group.checks]) for group in skipped_by_reason(plan)] == [
+        ("no GPU", ["kernels/mix/b", "evals/drift/a"]),
+        ("needs a license", ["kernels/mix/a"]),
+    ]
+
+
+def _plan(*checks: Check) -> Plan:
+    digests = CodeDigests("a" * 64, "b" * 64)
+    made = make_plan(plan_request(), digests, "0123456789abcdef", (StageName.COVERAGE,))
+    return made.model_copy(update={"checks": checks})
+
+
+def _check(
+    check_id: str,
+    stage: StageName,
+    *,
+    cost_s: float = 1.0,
+    unavailable: str | None = None,
+    op: str | None = None,
+    proves: str = "it holds",
+) -> Check:
+    return Check(id=check_id, stage=stage, proves=proves, op=op, cost_s=cost_s, unavailable=unavailable)
