@@ -18,15 +18,12 @@ from harness.domain.errors import EvidenceError
 from harness.domain.plan import Plan
 from harness.evidence.run_folder import RunFolder
 from harness.executors.local import ChildSampler, HarnessFault
+from harness.planner import SHARES_CORES, SIDE_BY_SIDE
 from harness.stages import stage_of
 from harness.worker import Job, serve_command
 
 __all__ = ["Progress", "execute", "failed_checks", "judge_samples", "rejudge"]
 
-SIDE_BY_SIDE = 2
-"""Children at a time, each with one thread: what a machine of two cores carries."""
-SHARES_CORES = frozenset({StageName.KERNELS, StageName.COVERAGE, StageName.EVALS})
-"""Stages whose checks run side by side. Audit compiles with processes of its own; times want quiet."""
 DOES_NOT_BLOCK = frozenset({Status.PASS, Status.SKIPPED})
 """Statuses of a required check after which later stages still run."""
 
@@ -98,9 +95,20 @@ def execute(
                     skipped = _skipped(plan, check, f"{blocked_by.id} did not pass", "--keep-going")
                     _record(run, progress, check, skipped, None)
                 continue
-            _run_stage(plan, run, progress, of_stage, samplers if stage in SHARES_CORES else samplers[:1])
+            first, rest = _to_begin_with(of_stage)
+            _run_stage(plan, run, progress, first, samplers[:1])
+            _run_stage(plan, run, progress, rest, samplers if stage in SHARES_CORES else samplers[:1])
             if blocked_by is None and not keep_going:
                 blocked_by = _first_blocking(plan, run.outcomes())
+
+
+def _to_begin_with(checks: Sequence[Check]) -> tuple[Sequence[Check], Sequence[Check]]:
+    """(what runs alone, the rest): the audit's first check compiles for all of them, in processes of its own,
+    and others that wait for it would count as hung.
+    """
+    able = [check for check in checks if check.unavailable is None]
+    first = able[:1] if able and able[0].stage is StageName.AUDIT else []
+    return first, [check for check in checks if check not in first]
 
 
 def _run_stage(
@@ -108,12 +116,15 @@ def _run_stage(
 ) -> None:
     """Sample one stage's checks, as many at a time as there are samplers; judge and record in this thread.
 
-    The first harness fault ends the stage when the checks in flight are done; it is raised then.
+    The longest begin first, so that none is left alone at the end. The first harness fault ends the stage
+    when the checks in flight are done; it is raised then.
     """
     for check in checks:
         if check.unavailable is not None:
             _record(run, progress, check, _skipped(plan, check, check.unavailable, ""), None)
     waiting = [check for check in checks if check.unavailable is None]
+    if len(samplers) > 1:
+        waiting.sort(key=lambda check: -check.cost_s)
     free = list(samplers)
     running: dict[Future[Samples], tuple[Check, ChildSampler]] = {}
     fault: HarnessFault | None = None

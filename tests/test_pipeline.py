@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness import pipeline
-from harness.domain.check import StageName, Status
+from harness.domain.check import Check, StageName, Status
 from harness.domain.errors import InputError
 from harness.domain.plan import Plan
 from harness.evidence.run_folder import open_run
@@ -121,3 +121,38 @@ def test_failed_checks_counts_what_has_no_outcome_but_not_what_the_tier_cannot_r
     assert [check.id for check in failed_checks(plan, {})] == ["coverage/poison/mix", "coverage/poison/head"]
     gone = tuple(check.model_copy(update={"unavailable": "needs a GPU"}) for check in plan.checks)
     assert failed_checks(plan.model_copy(update={"checks": gone}), {}) == ()
+
+
+def test_the_longest_check_of_a_stage_begins_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = _plan(subjects=("mix", "head"))
+    costs = {"coverage/poison/mix": 1.0, "coverage/poison/head": 5.0}
+    checks = tuple(check.model_copy(update={"cost_s": costs[check.id]}) for check in plan.checks)
+    begun: list[str] = []
+    monkeypatch.setattr(
+        pipeline, "serve_command", lambda job: (sys.executable, "-m", "tests.fakes.serve", str(job), "honest")
+    )
+    with open_run(tmp_path / "run", plan.model_copy(update={"checks": checks})) as run:
+        progress = Progress(say=lambda what, *_: begun.append(what))
+        execute(run.plan, run, None, tmp_path / "cache", progress)
+    assert [what for what in begun if what in costs] == ["coverage/poison/head", "coverage/poison/mix"]
+
+
+def test_the_audit_compiles_in_its_first_check_before_others_begin() -> None:
+    audits = _checks("audit/a/sm_90a", "audit/b/sm_90a", "audit/c/sm_90a", unavailable=("audit/a/sm_90a",))
+    first, rest = pipeline._to_begin_with(audits)
+    assert [check.id for check in first] == ["audit/b/sm_90a"]
+    assert [check.id for check in rest] == ["audit/a/sm_90a", "audit/c/sm_90a"]
+
+
+def test_other_stages_begin_side_by_side() -> None:
+    assert pipeline._to_begin_with(_checks("sweep/a", "sweep/b"))[0] == []
+
+
+def _checks(*ids: str, unavailable: tuple[str, ...] = ()) -> list[Check]:
+    return [
+        Check(
+            id=check_id, stage=StageName(check_id.split("/")[0]), proves="it holds", cost_s=1.0,
+            unavailable="no compiler" if check_id in unavailable else None,
+        )
+        for check_id in ids
+    ]  # fmt: skip

@@ -39,7 +39,7 @@ def main() -> None:
     job, behaviour = Path(sys.argv[1]), sys.argv[2]
     worker.load_pack = lambda name: MisbehavingPack(behaviour)  # type: ignore[assignment,return-value]  # a fake
     if behaviour == "harness_fault":
-        worker._sample = lambda check, context: 1 / 0  # type: ignore[assignment,return-value]  # a fault of ours
+        worker.sample_check = lambda check, context: 1 / 0  # type: ignore[assignment,return-value]  # a fault of ours
     worker.serve(worker.Job.model_validate_json(job.read_bytes()))
 
 
