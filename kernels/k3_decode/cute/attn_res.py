@@ -275,10 +275,10 @@ def slots_of(count: int) -> int:
 
 
 def cluster_of(hidden: int, rows: int) -> int:
-    """Blocks a row is spread over: 7 of 1024 columns at K3's width while there is room, else fewer."""
+    """Blocks a row is spread over, by measurement at K3's width: 7 of 1024 columns, around 32 rows 2."""
     if hidden % (7 * 4 * VECTOR):
         return 1
-    return 7 if rows <= 16 else 4 if rows <= 32 else 2
+    return 2 if 24 <= rows <= 40 else 7
 
 
 def attn_res(
@@ -318,7 +318,7 @@ def variants() -> tuple[Variant, ...]:
         ("prefix", "state"), ("delta", "activation"), ("blocks", "state"), ("score_weight", "weight"),
         ("norm_weight", "weight"), ("out", "output"), ("launches", "workspace"),
     )  # fmt: skip
-    forms = [(7168, n, True, c) for n in range(9) for c in (7, 4, 2)]
+    forms = [(7168, n, True, c) for n in range(9) for c in (7, 2)]
     forms += [(7168, n, False, c) for n in (0, 4, 8) for c in (7,)]
     forms += [(d, n, True, 1) for d in (192, 128) for n in (0, 2, 3)]
     return tuple(

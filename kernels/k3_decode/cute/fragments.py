@@ -14,7 +14,6 @@ __all__ = [
     "LN2",
     "LOG2E",
     "bulk_load_if",
-    "bulk_store_if",
     "choose_address",
     "copy_async_if",
     "choose_f32",
@@ -308,11 +307,3 @@ def copy_async_if(shared: Int32, address: Int64, condition: Int32) -> None:
     """`instructions.copy_async` where `condition` is not 0; else shared memory keeps what it holds."""
     template = "{.reg .pred p; setp.ne.b32 p, $2, 0; @p cp.async.cg.shared.global [$0], [$1], 16;}"
     asm(template, "r,l,r", [shared, address, condition])
-
-
-def bulk_store_if(address: Int64, shared: Int32, size: int, condition: Int32) -> None:
-    """`size` bytes (a multiple of 16) from shared to device memory by the copy engine, in the bulk group."""
-    template = (
-        "{.reg .pred p; setp.ne.b32 p, $3, 0; @p cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;}"
-    )
-    asm(template, "l,r,r,r", [address, shared, Int32(size), condition])

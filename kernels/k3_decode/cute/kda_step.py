@@ -8,12 +8,13 @@ state, row strides that are no multiple of 8 elements, slot strides that are no 
 
 Layout: a cluster of `split` blocks shares one head; block r keeps rows r x 128/split onward of the head's
 state S [V, K]. In plain decode a block walks over `steps` requests, its tiles of S read straight into
-registers or by bulk copies through a ring in shared memory and back; in verify over the rows of one request
-with S in registers. 8 lanes share a row of S, 16 columns each. `packed` [B, kda_in_rows] bf16 (q, k, v, g of
-128 H channels each, f_a 128, beta H), `conv_weight` [3,4,P] fp32, `decay_weight` [P,128] bf16, `a_log` [H],
-`dt_bias` [P], `norm_weight` [128] fp32 are constant; `conv_state` [slots, 3+rows-1, 3P] bf16 and `state`
-[slots,H,128,128] fp32 are updated in place, `out` [B,P] bf16 is written. A request whose first slot is 0 or
-less is null: its outputs are zeros and nothing else is written.
+registers, or each warp's four rows at a time by bulk copies into a ring of its own; in verify over the
+rows of one request with S in registers. 8 lanes share a row of S, 16 columns each. `packed` [B,
+kda_in_rows] bf16 (q, k, v, g of 128 H channels each, f_a 128, beta H), `conv_weight` [3,4,P] fp32,
+`decay_weight` [P,128] bf16, `a_log` [H], `dt_bias` [P], `norm_weight` [128] fp32 are constant;
+`conv_state` [slots, 3+rows-1, 3P] bf16 and `state` [slots,H,128,128] fp32 are updated in place, `out`
+[B,P] bf16 is written. A request whose first slot is 0 or less is null: its outputs are zeros and nothing
+else is written.
 
 Numerics: everything from the convolution to the gate is fp32, decay logits included (bf16 operands, fp32
 accumulation by mma, not rounded between). Per row of S the products with k and with q are taken in one pass
@@ -56,6 +57,8 @@ LANES_A_ROW = 8
 """Lanes that share a row of S, 16 columns each."""
 WEIGHT_PITCH = DIM * 2 + 64
 """Bytes between rows of decay weights in shared memory: two rows' 64-byte pieces fill the banks once."""
+CHUNK_BYTES = 4 * DIM * 4
+"""Four rows of S: what a warp works on at once, and a place of its ring."""
 MAX_ROWS = 8
 MULTIPROCESSORS = 132
 """Of an H200; a choice of shapes only, any device runs any."""
@@ -71,8 +74,8 @@ class Form(NamedTuple):
     threads: int
     """128 or 256."""
     stages: int
-    """How S is read: 0 as it is needed, 1 a request ahead into registers, more: by bulk copies into that many
-    tiles of shared memory, and written back from them (plain decode only)."""
+    """How S is read: 0 as it is needed, 1 a request ahead into registers, more: by bulk copies of four rows
+    into a ring of that many places a warp (plain decode only)."""
     blocks: int
     """Blocks that an SM must hold, which caps the registers."""
     mode: int
@@ -134,16 +137,17 @@ def _kda(
     squares_at = cute.arch.alloc_smem(Float32, steps * warps, 16).toint()
     blocks_at = cute.arch.alloc_smem(Float32, steps * split, 16).toint()
 
-    tile_bytes = own_rows * DIM * 4
+    # A warp's ring: nobody else waits for it, so the delta rule has no barrier between requests.
     ring_at = Int32(0)
-    barriers = cute.arch.alloc_smem(Int64, max(stages, 1), 8)
+    barriers = cute.arch.alloc_smem(Int64, warps * max(stages, 1), 8)
+    barriers_at = barriers.toint() + warp * (max(stages, 1) * 8)
     if cutlass.const_expr(is_ring):
-        ring_at = cute.arch.get_dyn_smem(Uint8, 128).toint()
-        if tid == 0:
+        ring_at = cute.arch.get_dyn_smem(Uint8, 128).toint() + warp * (stages * CHUNK_BYTES)
+        if lane == 0:
             for i in cutlass.range_constexpr(stages):
-                cute.arch.mbarrier_init(barriers + i, 1)
+                cute.arch.mbarrier_init(barriers + (warp * stages + i), 1)
             cute.arch.mbarrier_init_fence()
-        cute.arch.sync_threads()
+        cute.arch.sync_warp()
 
     # Constants of the head, before the wait.
     tiles = warp_columns // 8
@@ -249,10 +253,15 @@ def _kda(
     source_at = [state_at + Int64(cutlass.max(source, 0)) * state_bytes + tile_at for source in sources]
     tile = []
     if cutlass.const_expr(is_ring):
-        slice_at = Int64(head * (DIM * DIM * 4) + rank * tile_bytes)
-        slices_at = [state_at + Int64(cutlass.max(source, 0)) * state_bytes + slice_at for source in sources]
-        for t in cutlass.range_constexpr(min(stages, steps)):
-            _fill(slices_at[t], ring_at + t * tile_bytes, tile_bytes, barriers.toint() + t * 8, tid)
+        chunk_at = Int64(head * (DIM * DIM * 4) + (rank * own_rows + warp * 4) * (DIM * 4))
+        chunks_at = [
+            state_at
+            + Int64(cutlass.max(sources[n // passes], 0)) * state_bytes
+            + (chunk_at + n % passes * pass_rows * DIM * 4)
+            for n in range(steps * passes)
+        ]
+        for n in cutlass.range_constexpr(min(stages, steps * passes)):
+            _fill(chunks_at[n], ring_at + n * CHUNK_BYTES, barriers_at + n * 8, lane)
     else:
         tile = [frag.load_f32x4(source_at[0] + line) for line in lines]
 
@@ -337,60 +346,67 @@ def _kda(
         ahead = []
         if cutlass.const_expr(stages == 1 and mode == DECODE and t + 1 < steps):
             ahead = [frag.load_f32x4(source_at[t + 1] + line) for line in lines]
-        ring_lane = (
-            ring_at + t % max(stages, 1) * tile_bytes + (warp * 4 + part_row) * (DIM * 4) + part_lane * 16
-        )
-        if cutlass.const_expr(is_ring):
-            cute.arch.mbarrier_wait(barriers + t % stages, t // stages % 2)
-            tile = [frag.shared_load_f32x4(ring_lane + line) for line in lines]
         spot = t * DIM * 4 + part_lane * 16
-        dots = [Float32(0.0)] * (2 * passes + 1)
-        for i in cutlass.range_constexpr(4):
-            decays = frag.shared_load_f32x4(decay_at + spot + i * 128)
-            keys = frag.shared_load_f32x4(key_at + spot + i * 128)
-            queries = frag.shared_load_f32x4(query_at + spot + i * 128)
-            for p in cutlass.range_constexpr(passes):
-                tile[p * 4 + i] = _decayed(tile[p * 4 + i], decays)
-                dots[2 * p] = dots[2 * p] + _dot(tile[p * 4 + i], keys)
-                dots[2 * p + 1] = dots[2 * p + 1] + _dot(tile[p * 4 + i], queries)
-            dots[2 * passes] = dots[2 * passes] + _dot(keys, queries)
-        dots = frag.sum_lanes(dots, (4, 2, 1))
         beta = ins.shared_load_f32(beta_at + t * 4)
-        square = Float32(0.0)
-        factors = []
-        for p in cutlass.range_constexpr(passes):
-            place = (t * own_rows + p * pass_rows + warp * 4 + part_row) * 4
-            factors.append(beta * (ins.shared_load_f32(value_at + place) - dots[2 * p]))
-            read = dots[2 * p + 1] + factors[p] * dots[2 * passes]
-            square = square + read * read
-            if part_lane == 0:
-                ins.shared_store_f32(read_at + place, read)
         target_at = state_at + Int64(targets[t]) * state_bytes + tile_at
         live = lives[t] if cutlass.const_expr(mode == DECODE) else lives[0]
-        for i in cutlass.range_constexpr(4):
-            keys = frag.shared_load_f32x4(key_at + spot + i * 128)
+        square = Float32(0.0)
+        if cutlass.const_expr(is_ring):
+            all_decays = [frag.shared_load_f32x4(decay_at + spot + i * 128) for i in range(4)]
+            all_keys = [frag.shared_load_f32x4(key_at + spot + i * 128) for i in range(4)]
+            all_queries = [frag.shared_load_f32x4(query_at + spot + i * 128) for i in range(4)]
+            both_dot = _dots(all_keys, all_queries)
             for p in cutlass.range_constexpr(passes):
-                tile[p * 4 + i] = _updated(tile[p * 4 + i], factors[p], keys)
-                if cutlass.const_expr(is_ring):
-                    frag.shared_store_f32x4(ring_lane + lines[p * 4 + i], tile[p * 4 + i])
-                else:
+                n = t * passes + p
+                place_at = ring_at + n % stages * CHUNK_BYTES
+                chunk_lane = place_at + part_row * (DIM * 4) + part_lane * 16
+                cute.arch.mbarrier_wait(barriers + (warp * stages + n % stages), n // stages % 2)
+                part_tile = [frag.shared_load_f32x4(chunk_lane + i * 128) for i in range(4)]
+                cute.arch.sync_warp()
+                if cutlass.const_expr(n + stages < steps * passes):
+                    _fill(chunks_at[n + stages], place_at, barriers_at + n % stages * 8, lane)
+                part_tile = [_decayed(part_tile[i], all_decays[i]) for i in range(4)]
+                dots = [_dots(part_tile, all_keys), _dots(part_tile, all_queries)]
+                dots = frag.sum_lanes([*dots, both_dot] if p == 0 else dots, (4, 2, 1))
+                both_dot = dots[2] if p == 0 else both_dot
+                place = (t * own_rows + p * pass_rows + warp * 4 + part_row) * 4
+                factor = beta * (ins.shared_load_f32(value_at + place) - dots[0])
+                read = dots[1] + factor * both_dot
+                square = square + read * read
+                if part_lane == 0:
+                    ins.shared_store_f32(read_at + place, read)
+                for i in cutlass.range_constexpr(4):
+                    row = _updated(part_tile[i], factor, all_keys[i])
+                    frag.store_f32x4_if(target_at + lines[p * 4 + i], row, live)
+        else:
+            dots = [Float32(0.0)] * (2 * passes + 1)
+            for i in cutlass.range_constexpr(4):
+                decays = frag.shared_load_f32x4(decay_at + spot + i * 128)
+                keys = frag.shared_load_f32x4(key_at + spot + i * 128)
+                queries = frag.shared_load_f32x4(query_at + spot + i * 128)
+                for p in cutlass.range_constexpr(passes):
+                    tile[p * 4 + i] = _decayed(tile[p * 4 + i], decays)
+                    dots[2 * p] = dots[2 * p] + _dot(tile[p * 4 + i], keys)
+                    dots[2 * p + 1] = dots[2 * p + 1] + _dot(tile[p * 4 + i], queries)
+                dots[2 * passes] = dots[2 * passes] + _dot(keys, queries)
+            dots = frag.sum_lanes(dots, (4, 2, 1))
+            factors = []
+            for p in cutlass.range_constexpr(passes):
+                place = (t * own_rows + p * pass_rows + warp * 4 + part_row) * 4
+                factors.append(beta * (ins.shared_load_f32(value_at + place) - dots[2 * p]))
+                read = dots[2 * p + 1] + factors[p] * dots[2 * passes]
+                square = square + read * read
+                if part_lane == 0:
+                    ins.shared_store_f32(read_at + place, read)
+            for i in cutlass.range_constexpr(4):
+                keys = frag.shared_load_f32x4(key_at + spot + i * 128)
+                for p in cutlass.range_constexpr(passes):
+                    tile[p * 4 + i] = _updated(tile[p * 4 + i], factors[p], keys)
                     frag.store_f32x4_if(target_at + lines[p * 4 + i], tile[p * 4 + i], live)
         square = frag.sum_lanes([square], (16, 8))[0]
         if lane == 0:
             ins.shared_store_f32(squares_at + (t * warps + warp) * 4, square)
-        if cutlass.const_expr(is_ring):
-            # The tile goes back by a bulk copy; the stage of the step before, read out by now, is refilled.
-            cute.arch.fence_proxy("async.shared", space="cta")
-            cute.arch.sync_threads()
-            back_at = state_at + Int64(targets[t]) * state_bytes + slice_at
-            frag.bulk_store_if(back_at, ring_at + t % stages * tile_bytes, tile_bytes, live * Int32(tid == 0))
-            cute.arch.cp_async_bulk_commit_group()
-            if cutlass.const_expr(t >= 1 and t - 1 + stages < steps):
-                cute.arch.cp_async_bulk_wait_group(1, read=True)
-                spare = (t - 1) % stages
-                filled_at = slices_at[t - 1 + stages]
-                _fill(filled_at, ring_at + spare * tile_bytes, tile_bytes, barriers.toint() + spare * 8, tid)
-        elif cutlass.const_expr(mode == DECODE and t + 1 < steps):
+        if cutlass.const_expr(not is_ring and mode == DECODE and t + 1 < steps):
             if cutlass.const_expr(stages == 1):
                 tile = ahead
             else:
@@ -439,8 +455,6 @@ def _kda(
         out_at = ins.byte_address(out) + Int64(pair_rows[i]) * out.stride[0] * 2
         is_mine = Int32(tid + i * threads < final_pairs) * frag.pick(insides, t)
         frag.store_word_if(out_at + Int64(head * DIM + pair_columns[i]) * 2, word, is_mine)
-    if cutlass.const_expr(is_ring):
-        cute.arch.cp_async_bulk_wait_group(0)
     if tid + rank + head + group == 0:
         ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
 
@@ -449,11 +463,11 @@ Quad = tuple[Float32, Float32, Float32, Float32]
 Pairs = list[tuple[Int32, Int32]]
 
 
-def _fill(from_at: Int64, to: Int32, size: int, barrier_at: Int32, tid: Int32) -> None:
-    """Thread 0 starts the copy of one tile of S and tells its barrier how much comes."""
-    is_first = Int32(tid == 0)
-    frag.expect_bytes_if(barrier_at, Int32(size), is_first)
-    frag.bulk_load_if(to, from_at, Int32(size), barrier_at, is_first)
+def _fill(from_at: Int64, to: Int32, barrier_at: Int32, lane: Int32) -> None:
+    """Lane 0 starts the copy of four rows of S and tells their barrier how much comes."""
+    is_first = Int32(lane == 0)
+    frag.expect_bytes_if(barrier_at, Int32(CHUNK_BYTES), is_first)
+    frag.bulk_load_if(to, from_at, Int32(CHUNK_BYTES), barrier_at, is_first)
 
 
 def _taps(address: Int64, tap_bytes: Int64) -> list[Quad]:
@@ -529,6 +543,13 @@ def _dot(left: Quad, right: Quad) -> Float32:
     return total
 
 
+def _dots(left: list[Quad], right: list[Quad]) -> Float32:
+    total = _dot(left[0], right[0])
+    for x, y in zip(left[1:], right[1:], strict=True):
+        total = total + _dot(x, y)
+    return total
+
+
 def _updated(values: Quad, weighted: Float32, keys: Quad) -> Quad:
     return tuple(s + weighted * k for s, k in zip(values, keys, strict=True))
 
@@ -566,7 +587,7 @@ def _launch(
         grid=(split, a_log.shape[0], groups),
         block=(threads, 1, 1),
         cluster=(split, 1, 1),
-        smem=stages * (DIM // split * DIM * 4) + 128 if stages > 1 else 0,
+        smem=stages * (threads // 32) * CHUNK_BYTES + 128 if stages > 1 else 0,
         min_blocks_per_mp=blocks,
         preferred_smem_carveout=CARVEOUT,
         stream=stream,
@@ -611,8 +632,8 @@ def form_of(requests: int, rows: int, heads: int, has_bound: bool, has_accepted:
     """How a step is spread, by measurement on an H200 (132 multiprocessors).
 
     Up to 48 (request, head) pairs 4 blocks a head, then two while all blocks fit at once (3 a
-    multiprocessor). Up to 528 pairs one block a multiprocessor walks over 2 to 4 requests through a ring in
-    shared memory. More pairs keep the device full with one block each.
+    multiprocessor), then one, still without walking. Up to 792 pairs one block a multiprocessor walks over 3
+    to 6 requests through its warps' rings; more pairs take two blocks a multiprocessor and 3 requests each.
     """
     pairs = requests * heads
     if rows > 1:
@@ -620,10 +641,11 @@ def form_of(requests: int, rows: int, heads: int, has_bound: bool, has_accepted:
         return Form(8 if pairs <= 24 else 4, rows, 128, 0, 3, mode, has_bound)
     if 2 * pairs <= 3 * MULTIPROCESSORS:
         return Form(4 if pairs <= 48 else 2, 1, 128, 0, 3, DECODE, has_bound)
-    if pairs <= 4 * MULTIPROCESSORS:
-        steps = -(-pairs // MULTIPROCESSORS)
-        return Form(1, steps, 256, min(steps, 3), 1, DECODE, has_bound)
-    return Form(1, 1, 256, 0, 2, DECODE, has_bound)
+    if pairs <= 2 * MULTIPROCESSORS:
+        return Form(1, 1, 256, 0, 2, DECODE, has_bound)
+    if pairs <= 6 * MULTIPROCESSORS:
+        return Form(1, -(-pairs // MULTIPROCESSORS), 256, 6, 1, DECODE, has_bound)
+    return Form(1, 3, 256, 3, 2, DECODE, has_bound)
 
 
 def kda_step(
@@ -678,7 +700,7 @@ def variants() -> tuple[Variant, ...]:
         ("slots", "index"), ("accepted", "index"), ("out", "output"), ("launches", "workspace"),
     )  # fmt: skip
     shapes = [(4, 1, 128, 0, 3), (2, 1, 128, 0, 3), (1, 1, 256, 0, 2)]
-    shapes += [(1, steps, 256, min(steps, 3), 1) for steps in (2, 3, 4)]
+    shapes += [(1, steps, 256, 6, 1) for steps in range(3, 7)] + [(1, 3, 256, 3, 2)]
     forms = [Form(*shape, DECODE, has_bound) for shape in shapes for has_bound in (True, False)]
     forms += [
         Form(split, rows, 128, 0, 3, mode, True)

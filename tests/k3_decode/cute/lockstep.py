@@ -35,8 +35,6 @@ SYNCHRONISATION = (
     "cp_async_commit_group",
     "cp_async_wait_group",
     "fence_proxy",
-    "cp_async_bulk_commit_group",
-    "cp_async_bulk_wait_group",
 )
 """What does nothing here: every statement is a barrier."""
 
@@ -140,8 +138,8 @@ class Lockstep:
         assert (offset[active] % min(size, 16) == 0).all(), "unaligned shared store"
         self.shared[block[active][:, None], offset[active][:, None] + np.arange(size)] = data[active]
 
-    def bulk(self, shared: Any, address: Any, size: int, condition: Any, *, is_load: bool) -> None:
-        """Copies of `size` bytes by single threads between device and shared memory."""
+    def bulk(self, shared: Any, address: Any, size: int, condition: Any) -> None:
+        """Copies of `size` bytes by single threads from device to shared memory."""
         assert size % 16 == 0, "a bulk copy moves a multiple of 16 bytes"
         active = self.masks[-1] & (self._spread(condition, np.int64) != 0)
         block, offset = self._places(shared)
@@ -153,10 +151,7 @@ class Lockstep:
             assert place % 16 == 0, "unaligned bulk copy in shared memory"
             if start < 0 or start + size > len(memory) or place + size > self.shared_used:
                 raise IndexError(f"bulk copy outside: {start} + {size}, shared {place}")
-            if is_load:
-                self.shared[block[thread], place : place + size] = memory[start : start + size]
-            else:
-                memory[start : start + size] = self.shared[block[thread], place : place + size]
+            self.shared[block[thread], place : place + size] = memory[start : start + size]
 
     def allocate(self, size: int, alignment: int) -> int:
         start = -(-self.shared_used // alignment) * alignment
@@ -276,10 +271,7 @@ def _namespaces(run: Lockstep) -> dict[str, Any]:
         )
 
     def bulk(shared: Any, address: Any, size: int, barrier: Any, condition: Any) -> None:
-        run.bulk(shared, address, int(size), condition, is_load=True)
-
-    def bulk_back(address: Any, shared: Any, size: int, condition: Any) -> None:
-        run.bulk(shared, address, int(size), condition, is_load=False)
+        run.bulk(shared, address, int(size), condition)
 
     def copy_if(shared: Any, address: Any, condition: Any) -> None:
         active = np.broadcast_to(condition, (count,)) != 0
@@ -386,7 +378,6 @@ def _namespaces(run: Lockstep) -> dict[str, Any]:
         expect_bytes_if=lambda *_: None,
         copy_async_if=copy_if,
         bulk_load_if=bulk,
-        bulk_store_if=bulk_back,
     )
 
     def nothing(*_: Any, **__: Any) -> None:
@@ -427,7 +418,9 @@ def _namespaces(run: Lockstep) -> dict[str, Any]:
         "ins": ins,
         "frag": frag,
         "choose": lambda condition, first, second: select(condition, first, second),
-        "cute": SimpleNamespace(arch=arch, rsqrt=quiet(lambda x: 1.0 / np.sqrt(np.asarray(x)))),
+        "cute": SimpleNamespace(
+            arch=arch, rsqrt=quiet(lambda x: 1.0 / np.sqrt(np.asarray(x))), log=quiet(np.log)
+        ),
         "cutlass": SimpleNamespace(
             min=np.minimum,
             max=np.maximum,

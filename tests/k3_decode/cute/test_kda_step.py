@@ -47,7 +47,7 @@ def run_in_lockstep(form: Form) -> Callable[[Args], None]:
             grid=(form.split, heads, -(-packed.shape[0] // form.steps)),
             cluster=form.split,
             threads=form.threads,
-            dynamic_bytes=form.stages * (128 // form.split) * 512,
+            dynamic_bytes=form.stages * (form.threads // 32) * op.CHUNK_BYTES,
         )
         assert launches.tolist() == [0, 0, 1] + [0] * (LAUNCH_SLOTS - 3)
 
@@ -61,7 +61,7 @@ def run_in_lockstep(form: Form) -> Callable[[Args], None]:
         (2, 3, 1, "null_slots", Form(4, 2, 128, 1, 3, DECODE, True)),
         (2, 9, 1, "permuted_slots", Form(1, 8, 256, 1, 1, DECODE, True)),
         (2, 4, 1, "strided_slots", Form(2, 3, 128, 0, 3, DECODE, True)),
-        (2, 11, 1, "permuted_slots", Form(1, 6, 256, 3, 1, DECODE, True)),
+        (2, 11, 1, "permuted_slots", Form(1, 6, 256, 5, 1, DECODE, True)),
         (2, 6, 1, "null_slots", Form(2, 3, 128, 2, 2, DECODE, True)),
         (2, 3, 1, "large", Form(1, 3, 256, 0, 2, DECODE, True)),
         (2, 2, 1, "strided_rows", Form(2, 1, 128, 0, 3, DECODE, True)),

@@ -32,7 +32,7 @@ def run_in_lockstep(splits: int) -> Callable[[Args], None]:
         launches = torch.zeros(LAUNCH_SLOTS, dtype=torch.int32)
         rows, kv_scale = args["rows"], args["kv_scale"]
         assert isinstance(rows, int)
-        score_scale = args["scale"] * kv_scale * 1.4426950408889634  # type: ignore[operator]
+        scale = args["scale"] * kv_scale  # type: ignore[operator]
         run_kernel(
             op,
             "_attend",
@@ -45,15 +45,16 @@ def run_in_lockstep(splits: int) -> Callable[[Args], None]:
                 partial_lse,
                 launches,
                 rows,
-                score_scale,
+                scale,
                 kv_scale,
                 is_fp8,
                 op.LOADERS,
+                op.STAGES,
             ],
             grid=(-(-heads * rows // op.PAIRS), splits, lengths.shape[0]),
             cluster=1,
             threads=op.THREADS + 32 * op.LOADERS,
-            dynamic_bytes=op._shared_bytes(is_fp8),
+            dynamic_bytes=op._shared_bytes(is_fp8, op.STAGES),
         )
         if splits == 1:
             assert not partial.isnan().any()
