@@ -170,6 +170,8 @@ class LayerRequest(Record):
     layers: Whole
     """Distinct layers that one pass runs through, so that nothing stays in cache."""
     seed: Whole
+    cache: str
+    """Folder where compiled kernels may be kept."""
 
 
 class LayerCounts(Record):

@@ -134,7 +134,8 @@ class K3DecodePack:
         kind = KINDS.get(request.kind, request.kind)
         case = Case(kind, request.tp, request.batch, request.context if kind == "mla" else 0)
         layout = cast("Literal['whole', 'sharded']", request.layout)
-        return cast("door.LayerSlice", open_slice(request.kind, layout, case, request.layers, request.seed))
+        slice_ = open_slice(request.kind, layout, case, request.layers, request.seed, Path(request.cache))
+        return cast("door.LayerSlice", slice_)
 
     def launch_index(self, op: str) -> int:
         """Place in the launch counters."""

@@ -29,7 +29,7 @@ def sample_layers(check: Check, context: StageContext) -> Samples:
     """Times, errors and counts of one cell."""
     from harness.measure.layers import graph_unit, slowed_unit
 
-    request = _request(check)
+    request = _request(check, str(context.cache))
     with closing(context.pack.open_layers(request)) as layers:
         errors = tuple((e.arm, e.layer, e.token, e.error) for e in layers.errors())
 
@@ -121,7 +121,7 @@ def chosen_stock(samples: Samples) -> str | None:
     return next((str(row["name"]) for row in rows if row["is_chosen"]), None)
 
 
-def _request(check: Check) -> LayerRequest:
+def _request(check: Check, cache: str) -> LayerRequest:
     cell = check.cell
     if cell is None:
         raise AssertionError(f"{check.id} was planned without a cell")
@@ -133,6 +133,7 @@ def _request(check: Check) -> LayerRequest:
         context=cell.context,
         layers=LAYERS,
         seed=int(check.parameter("seed") or 0),
+        cache=cache,
     )
 
 

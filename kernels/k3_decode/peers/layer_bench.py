@@ -27,6 +27,7 @@ import torch
 from k3_decode.bound_layers import Ahead
 from k3_decode.op_table import load_ops
 from k3_decode.peers.layer_arms import Case, Memory, OptimisedArm, draw_layer, make_memory
+from k3_decode.peers.layer_forms import forms_of
 from k3_decode.peers.layer_oracle import row_errors, truth_before_experts
 from k3_decode.peers.layer_slice import sharing
 from k3_decode.peers.timing import capture, kernels_of
@@ -278,65 +279,6 @@ def shown_errors(record: dict[str, Any]) -> str:
     )
 
 
-def forms_of(arguments: argparse.Namespace) -> list[Any]:
-    """Every compiled kernel that the run asks for, found without a GPU on tensors without values."""
-    from k3_decode.kernel_objects import Form, recorded_forms
-
-    device = torch.device("meta")
-    found: list[Any] = [Form("k3_decode.cute.prefetch", "_compile", ())]
-    for kind, tp in arguments.pairs:
-        shapes = Case(kind, tp, 1).shapes
-        with recorded_forms() as forms:
-            table = load_ops("cute", shapes, device)
-            layer = meta_layer(kind, shapes)
-            for requests in arguments.batch:
-                case = Case(kind, tp, requests, arguments.context if kind == "mla" else 0)
-                for layout in arguments.layouts:
-                    memory = meta_memory(case)
-                    with _MetaGenerator():
-                        OptimisedArm([layer], case, memory, table, layout=layout).step()
-        found += [form for form in forms if form not in found]
-    return found
-
-
-def meta_layer(kind: str, shapes: Any) -> LayerWeights:
-    """A layer's shapes without values."""
-    with _MetaGenerator() as generator:
-        return draw_layer(kind, shapes, generator)
-
-
-def meta_memory(case: Case) -> Memory:
-    """A step's shapes without values."""
-    with _MetaGenerator() as generator:
-        pool = torch.empty(
-            (case.requests * (case.context // 64 + 1) + 2, 64, 576), dtype=torch.bfloat16, device="meta"
-        )
-        return make_memory(case, 1, pool, generator)
-
-
-class _MetaGenerator:
-    """Stands for a generator of the meta device, which has none."""
-
-    device = torch.device("meta")
-
-    def __enter__(self) -> Any:
-        self._kept = (torch.randn, torch.rand, torch.randint, torch.randperm)
-        self._truth = torch.Tensor.__bool__
-        tensor: Any = torch.Tensor
-        tensor.__bool__ = lambda _tensor: False
-
-        def without(function: Any) -> Any:
-            return lambda *a, generator=None, **k: function(*a, **k)
-
-        torch.randn, torch.rand, torch.randint, torch.randperm = (without(f) for f in self._kept)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        torch.randn, torch.rand, torch.randint, torch.randperm = self._kept
-        tensor: Any = torch.Tensor
-        tensor.__bool__ = self._truth
-
-
 def parsed(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -380,7 +322,12 @@ def main() -> int:
     if arguments.objects is not None:
         from k3_decode.kernel_objects import build_objects, use_objects
 
-        forms = forms_of(arguments)
+        cases = [
+            Case(kind, tp, requests, arguments.context if kind == "mla" else 0)
+            for kind, tp in arguments.pairs
+            for requests in arguments.batch
+        ]
+        forms = forms_of(cases, arguments.layouts)
         build_objects(forms, arguments.objects, 16)
         say(f"{len(forms)} kernels compiled, {time.time() - started:.1f} s")
         context = use_objects(arguments.objects)

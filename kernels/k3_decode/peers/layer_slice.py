@@ -5,17 +5,22 @@ own. Stock's ways are Marlin or Humming for the experts and FlashMLA or FA3-MLA 
 the machine has; without vLLM's kernels there is nothing to compare with, and opening a slice raises.
 """
 
+import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from k3_decode.bound_layers import Layout
+from k3_decode.kernel_objects import build_objects, use_objects
 from k3_decode.op_table import Bound, OpTable, load_ops
 from k3_decode.ops.contract import OP_NAMES
 from k3_decode.peers.layer_arms import Case, Memory, OptimisedArm, draw_layer, make_memory
+from k3_decode.peers.layer_forms import forms_of
 from k3_decode.peers.layer_oracle import row_errors, truth_before_experts
 from k3_decode.peers.timing import capture, kernels_of
 from k3_decode.rank_weights import LayerWeights
@@ -30,6 +35,8 @@ ABSENT = (
     "waiting for the peers' logits, latents and outputs (sharded layout)",
 )
 """Exchanges that neither arm waits for."""
+BATCHES = (1, 2, 3, 4, 7, 8, 16, 17, 32, 64)
+"""What kernels are compiled for ahead of the first cell."""
 POOL_BYTES = 12 * 2**30
 PAGE_BYTES = 64 * 576 * 2
 CHECKED_LAYER = 0
@@ -113,18 +120,24 @@ def load_weights(kind: str, tp: int, layers: int, seed: int, *, with_humming: bo
     return Weights(kind, tp, drawn, stock, kernels, humming, table, pool)
 
 
-def open_slice(kind: str, layout: Layout, case: Case, layers: int, seed: int) -> "LayerSlice":
-    """A cell of the benchmark; raises `ValueError` for a kind that there is not."""
+def open_slice(kind: str, layout: Layout, case: Case, layers: int, seed: int, cache: Path) -> "LayerSlice":
+    """A cell of the benchmark; raises `ValueError` for a kind that there is not.
+
+    Kernels are compiled for every batch of the kind at once, and kept in `cache`.
+    """
     if kind not in KINDS:
         raise ValueError(f"no layers of kind {kind!r}; there are {', '.join(KINDS)}")
-    return LayerSlice(load_weights(KINDS[kind], case.tp, layers, seed), layout, case, seed)
+    _compile_all(case.kind, case.tp, case.context, cache)
+    return LayerSlice(load_weights(KINDS[kind], case.tp, layers, seed), layout, case, seed, cache)
 
 
 class LayerSlice:
     """One cell: the same layers in both arms."""
 
-    def __init__(self, weights: Weights, layout: Layout, case: Case, seed: int) -> None:
+    def __init__(self, weights: Weights, layout: Layout, case: Case, seed: int, cache: Path) -> None:
         self._weights, self._layout, self._case, self._seed = weights, layout, case, seed
+        self._objects = ExitStack()
+        self._objects.enter_context(use_objects(cache))
         self._arms: dict[str, Any] = {}
         self._graphs: dict[str, Any] = {}
 
@@ -213,6 +226,7 @@ class LayerSlice:
         """Releases graphs and states; the weights stay for the next cell."""
         self._graphs.clear()
         self._arms.clear()
+        self._objects.close()
         torch.cuda.empty_cache()
 
     def _arm(self, name: str) -> Any:
@@ -269,6 +283,12 @@ class LayerSlice:
         found = bytes_layer(dims(case.tp), case.kind, case.requests, experts, case.context)
         is_sharded = arm == "optimised" and self._layout == "sharded"
         return float(found["ideal" if is_sharded else "stock"])
+
+
+@lru_cache(maxsize=8)
+def _compile_all(kind: str, tp: int, context: int, cache: Path) -> None:
+    cases = [Case(kind, tp, requests, context) for requests in BATCHES]
+    build_objects(forms_of(cases, ("whole", "sharded")), cache, os.cpu_count() or 1)
 
 
 def sharing(table: OpTable) -> OpTable:
