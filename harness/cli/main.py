@@ -102,6 +102,12 @@ def _publish() -> Any:
     return typer.main.get_command(app)
 
 
+def _history() -> Any:
+    from harness.cli.history import app
+
+    return typer.main.get_command(app)
+
+
 COMMANDS: dict[str, tuple[str, Callable[[], Any]]] = {
     "validate": ("Run every check of the policy that this machine can run; write a bundle.", _validate),
     "plan": ("Show what would run, what cannot run here and why, and how long it takes.", _plan),
@@ -117,6 +123,7 @@ COMMANDS: dict[str, tuple[str, Callable[[], Any]]] = {
     "gate": ("Decide on bundles: admitted (0), rejected (1), could not judge (2).", _gate),
     "report": ("Render a bundle as HTML and Markdown.", _report),
     "publish": ("Put the verdict on a pull request: a comment and a check run.", _publish),
+    "history": ("Ask questions of many bundles: trends, regressions, flaky checks.", _history),
 }
 
 
