@@ -27,7 +27,7 @@ class Submission:
     verification: Verification
     plan: Plan | None
     outcomes: tuple[Outcome, ...]
-    """As judged here; as stored only where there are no samples to judge."""
+    """As judged here; as stored only where there are no samples to judge. Empty for an unsound bundle."""
     asked: tuple[Check, ...] | None = None
     """What the planner here asks of the same claim, policy, change and machine; None where it cannot tell."""
 
@@ -69,4 +69,5 @@ def load_submission(
         judged.get(o.check, o) for o in bundle.outcomes if o.check in judged or o.status is Status.SKIPPED
     )
     asked = planned[0].checks if planned else None
-    return Submission(shown, verification, bundle.plan, outcomes, asked)
+    is_sound = verification.state in SOUND
+    return Submission(shown, verification, bundle.plan, outcomes if is_sound else (), asked)

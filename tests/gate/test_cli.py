@@ -150,5 +150,26 @@ def test_a_report_is_written_where_it_was_asked_for(mixed: Path, tmp_path: Path)
         _call(report_command.app, mixed, "--html", page, "--md", comment, "--ai-use", "wrote the kernel")[0]
         == 0
     )
-    assert "<title>Rejected: k3_decode" in page.read_text()
+    assert "<title>Rejected" in page.read_text()
     assert "- AI use: `wrote the kernel`" in comment.read_text()
+
+
+def test_a_report_is_printed_in_the_form_that_was_asked_for(mixed: Path, tmp_path: Path) -> None:
+    code, text = _call(report_command.app, mixed, "--format", "sarif", "--junit", tmp_path / "r.xml")
+    assert code == 0
+    assert json.loads(text)["runs"][0]["tool"]["driver"]["name"] == "fasttrack"
+    code, text = _call(report_command.app, mixed, "--format", "junit")
+    assert code == 0
+    assert text.strip() == (tmp_path / "r.xml").read_text().strip()
+    assert text.startswith('<?xml version="1.0"')
+    code, text = _call(report_command.app, mixed)
+    assert text.startswith("<!-- fasttrack:report -->") or "Rejected" in text
+
+
+def test_a_broken_bundles_outcomes_are_not_shown_to_other_tools(passing: Path, tmp_path: Path) -> None:
+    broken = Path(shutil.copytree(passing, tmp_path / "broken"))
+    (broken / "logs" / "compile.log").write_text("edited")
+    code, text = _call(report_command.app, broken, "--format", "junit")
+    assert code == 0
+    assert '<testsuites name="fasttrack k3_decode" tests="1" failures="0" errors="1" skipped="0">' in text
+    assert "logs/compile.log" in text
