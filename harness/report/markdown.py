@@ -37,7 +37,7 @@ def render_markdown(view: ReportView, disclosure: Disclosure | None = None) -> s
     """The comment."""
     parts = [
         MARKER,
-        f"## fasttrack: {view.verdict.word.lower()}",
+        f"## fasttrack: {view.verdict.word.lower()}{_under(view)}",
         f"Claim {_code(view.title)}: {view.verdict.sentence if not view.verdict.answer else _sentence(view)}",
         " · ".join(f"{name} {_code(text, 120)}" for name, text, _ in view.subtitle),
         _missing(view),
@@ -52,9 +52,13 @@ def render_markdown(view: ReportView, disclosure: Disclosure | None = None) -> s
     return _shortened([part for part in parts if part])
 
 
+def _under(view: ReportView) -> str:
+    return f" under policy {_code(view.verdict.policy, 80)}" if view.verdict.policy else ""
+
+
 def _sentence(view: ReportView) -> str:
     met = sum(row.is_met is True for row in view.matrix)
-    return f"{met} of {len(view.matrix)} proofs that the policy demands are met."
+    return f"{met} of {len(view.matrix)} proofs that this policy demands are met."
 
 
 def _missing(view: ReportView) -> str:

@@ -26,6 +26,7 @@ def verdict_view(bundle: Bundle, verdict: Verdict | None) -> VerdictView:
         return VerdictView(
             answer="",
             word="Not judged",
+            policy="",
             tone="unsure",
             sentence=f"Made without a verdict; {failed} of {len(bundle.outcomes)} checks did not pass.",
             reasons=(),
@@ -33,13 +34,11 @@ def verdict_view(bundle: Bundle, verdict: Verdict | None) -> VerdictView:
             signatures=(),
         )
     word, tone = WORDS[verdict.answer]
-    met = sum(row.is_met for row in verdict.rows)
-    sentence = f"{met} of {len(verdict.rows)} proofs that policy {plain(verdict.policy, 80)} demands are met."
-    if verdict.answer is Answer.COULD_NOT_JUDGE:
-        sentence = "The evidence could not be judged."
+    sentence = _sentence(bundle, verdict)
     return VerdictView(
         answer=verdict.answer.value,
         word=word,
+        policy=plain(verdict.policy, 80),
         tone=tone,
         sentence=sentence,
         reasons=tuple(plain(r, 600) for r in verdict.reasons),
@@ -56,6 +55,23 @@ def verdict_view(bundle: Bundle, verdict: Verdict | None) -> VerdictView:
             for b in verdict.bundles
         ),
     )
+
+
+def _sentence(bundle: Bundle, verdict: Verdict) -> str:
+    """How much of the policy is met, and how far the answer reaches: it holds under this policy alone."""
+    if verdict.answer is Answer.COULD_NOT_JUDGE:
+        return "The evidence could not be judged."
+    met = sum(row.is_met for row in verdict.rows)
+    policy, made_for = plain(verdict.policy, 80), plain(bundle.plan.policy.name, 80)
+    sentence = f"{met} of {len(verdict.rows)} proofs that policy {policy} demands are met."
+    if verdict.answer is Answer.ADMITTED and verdict.rows:
+        strongest = max((row.required_tier for row in verdict.rows), key=lambda tier: tier.strength)
+        sentence += (
+            f" It asks for evidence of tier {strongest.value} at most; other policies ask for other proofs."
+        )
+    if made_for != policy:
+        sentence += f" The bundle was made for policy {made_for}."
+    return sentence
 
 
 def missing_views(verdict: Verdict) -> tuple[MissingView, ...]:

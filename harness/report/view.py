@@ -193,6 +193,8 @@ class VerdictView:
 
     answer: str
     word: str
+    policy: str
+    """Under which policy the answer holds; empty without an answer."""
     tone: str
     sentence: str
     reasons: tuple[str, ...]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.domain.errors import InputError
+from harness.domain.verdict import Answer
 from harness.evidence.reader import open_bundle
 from harness.gate import decide, load_submission
 from harness.report import build_view, render_html, write_report
@@ -68,12 +69,30 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_the_first_screen_says_verdict_missing_matrix_and_numbers_with_conditions(html: str) -> None:
     text = _Page(html).text
     order = [
-        "Rejected", "1 of 7 proofs that policy smoke demands are met.", "Evidence", "controls that failed",
+        "Rejected under policy smoke", "1 of 7 proofs that policy smoke demands are met.",
+        "Evidence", "controls that failed",
         "Numbers and their conditions", "verify steps per second, smallest cell", "batch 1, context 64",
         "What is missing", "1 of 4 required checks did not pass (1 FAIL)", "Does the change stay inside",
     ]  # fmt: skip
     places = [text.index(words) for words in order]
     assert places == sorted(places)
+
+
+def test_an_admission_says_how_far_it_reaches_and_for_which_policy_the_bundle_was_made(
+    tmp_path: Path,
+) -> None:
+    bundle = open_bundle(write_example(tmp_path / "bundle"))
+    verdict = decide([load_submission(tmp_path / "bundle", judge, as_planned)], example_policy())
+    rows = tuple(row.model_copy(update={"is_met": True}) for row in verdict.rows)
+    admitted = verdict.model_copy(
+        update={"answer": Answer.ADMITTED, "policy": "strict", "rows": rows, "missing": ()}
+    )
+    text = _Page(render_html(build_view(bundle, admitted))).text
+    assert "Admitted under policy strict" in text
+    assert (
+        "7 of 7 proofs that policy strict demands are met. It asks for evidence of tier smoke at most; other "
+        "policies ask for other proofs. The bundle was made for policy smoke."
+    ) in text
 
 
 def test_every_check_has_a_place_of_its_own_that_links_reach(html: str) -> None:

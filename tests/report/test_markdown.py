@@ -33,7 +33,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> ReportView:
 def test_the_comment_says_verdict_missing_evidence_and_numbers(view: ReportView) -> None:
     lines = render_markdown(view).splitlines()
     assert lines[0] == MARKER
-    assert lines[2] == "## fasttrack: rejected"
+    assert lines[2] == "## fasttrack: rejected under policy `smoke`"
     headings = [line for line in lines if line.startswith("### ")]
     assert headings == ["### What is missing", "### Evidence", "### Numbers", "### AI-assisted contribution"]
     assert "| sweep `cpu` | 5 | 1 |  |  |  | 6/6 | smoke | **no** |" in lines
@@ -73,7 +73,10 @@ def test_a_renderer_finds_no_link_image_html_or_heading_of_the_bundle(
     honest, forged = (_rendered(render_markdown(v)) for v in (view, hostile))
     assert forged["tags"] <= honest["tags"]
     assert not forged["links"]
-    assert forged["headings"] <= honest["headings"] | {"fasttrack: could not judge", "Why"}
+    assert forged["headings"] <= honest["headings"] | {
+        "fasttrack: could not judge under policy `smoke`",
+        "Why",
+    }
 
 
 def test_the_comment_fits_whatever_the_bundle_holds(hostile: ReportView) -> None:
