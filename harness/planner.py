@@ -17,7 +17,7 @@ from harness import __version__
 from harness.domain.check import Check, StageName
 from harness.domain.errors import InputError
 from harness.domain.machine import Machine, Tier
-from harness.domain.plan import Plan
+from harness.domain.plan import Plan, is_within
 from harness.domain.stage import PlanRequest
 from harness.stages import stage_of
 
@@ -95,23 +95,24 @@ def make_plan(
     digests: CodeDigests,
     nonce: str,
     stages: Sequence[StageName] = tuple(StageName),
-    subjects: Sequence[str] = (),
+    only: Sequence[str] = (),
 ) -> Plan:
     """Every check that the policy demands of this claim and change, cheapest stage first.
 
-    `stages` narrows the plan to some stages, `subjects` to checks about some subjects or ops; the gate still
-    demands the others.
+    `stages` narrows the plan to some stages, `only` to checks that any of its words names (`is_within`); the
+    gate still demands the others.
     """
     checks: list[Check] = []
     for name in StageName:
         if name in stages and request.policy.proof(name) is not None:
             checks += [_under_policy(check, request) for check in stage_of(name).plan(request)]
-    checks = [c for c in checks if not subjects or {c.subject, c.op}.intersection(subjects)]
+    checks = [c for c in checks if is_within(c, only)]
     if not checks:
+        words = f" and no check that {', '.join(only)[:200]} names" if only else ""
         raise InputError(
             f"policy {request.policy.name!r} and stages {', '.join(stages) or 'none'} leave nothing to "
-            "check; "
-            "choose stages that the policy has a proof for"
+            f"check{words}; choose stages that the policy has a proof for, and words that `fasttrack plan "
+            "--all` shows: check ids, ops, subjects or cells"
         )
     return Plan(
         harness_version=__version__,
@@ -127,6 +128,7 @@ def make_plan(
         machine=request.machine,
         tier=request.tier,
         is_full=request.is_full,
+        only=tuple(only),
         nonce=nonce,
         checks=tuple(checks),
     )

@@ -19,8 +19,8 @@ from tests.fakes.requests import plan_request
 NONCE = "0123456789abcdef"
 
 
-def _plan(stages: tuple[StageName, ...] = (StageName.COVERAGE,), subjects: tuple[str, ...] = ()) -> Plan:
-    return make_plan(plan_request(), CodeDigests("a" * 64, "b" * 64), NONCE, stages, subjects)
+def _plan(stages: tuple[StageName, ...] = (StageName.COVERAGE,), only: tuple[str, ...] = ()) -> Plan:
+    return make_plan(plan_request(), CodeDigests("a" * 64, "b" * 64), NONCE, stages, only)
 
 
 def _execute(
@@ -41,7 +41,7 @@ def _execute(
 
 
 def test_a_plan_of_honest_checks_passes_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = _plan(subjects=("mix", "prefill"))
+    plan = _plan(only=("mix", "prefill"))
     assert _execute(plan, tmp_path, monkeypatch) == {
         "coverage/decline/prefill": Status.PASS,
         "coverage/poison/mix": Status.PASS,
@@ -55,7 +55,7 @@ def test_a_plan_of_honest_checks_passes_whole(tmp_path: Path, monkeypatch: pytes
 def test_a_candidate_that_dies_fails_with_its_signal_and_the_next_check_still_runs(
     behaviour: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = _plan(subjects=("mix", "head"))
+    plan = _plan(only=("mix", "head"))
     statuses = _execute(plan, tmp_path, monkeypatch, behaviour)
     assert statuses == {"coverage/poison/mix": Status.FAIL, "coverage/poison/head": Status.FAIL}
     with open_run(tmp_path / "run", plan) as run:
@@ -65,7 +65,7 @@ def test_a_candidate_that_dies_fails_with_its_signal_and_the_next_check_still_ru
 def test_a_candidate_that_hangs_is_ended_and_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "GRACE_S", 6.0)
     monkeypatch.setattr(local, "PATIENCE", 0.0)
-    plan = _plan(subjects=("mix",))
+    plan = _plan(only=("mix",))
     assert _execute(plan, tmp_path, monkeypatch, "hang") == {"coverage/poison/mix": Status.FAIL}
     with open_run(tmp_path / "run", plan) as run:
         assert "timed out" in run.outcomes()[0].summary
@@ -74,7 +74,7 @@ def test_a_candidate_that_hangs_is_ended_and_fails(tmp_path: Path, monkeypatch: 
 def test_a_fault_of_the_harness_gives_no_outcome_and_stops_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = _plan(subjects=("mix",))
+    plan = _plan(only=("mix",))
     with pytest.raises(HarnessFault, match="ZeroDivisionError"):
         _execute(plan, tmp_path, monkeypatch, "harness_fault")
     with open_run(tmp_path / "run", plan) as run:
@@ -82,17 +82,17 @@ def test_a_fault_of_the_harness_gives_no_outcome_and_stops_the_run(
 
 
 def test_a_resumed_run_repeats_no_finished_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = _plan(subjects=("mix", "head"))
-    first = _plan(subjects=("mix", "head"))
+    plan = _plan(only=("mix", "head"))
+    first = _plan(only=("mix", "head"))
     _execute(first, tmp_path, monkeypatch)
     # A second pass over the same run with a pack that would crash finds nothing left to run.
     assert set(_execute(plan, tmp_path, monkeypatch, "segfault").values()) == {Status.PASS}
 
 
 def test_a_run_folder_never_takes_another_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _execute(_plan(subjects=("mix",)), tmp_path, monkeypatch)
+    _execute(_plan(only=("mix",)), tmp_path, monkeypatch)
     with pytest.raises(InputError):
-        open_run(tmp_path / "run", _plan(subjects=("head",)))
+        open_run(tmp_path / "run", _plan(only=("head",)))
 
 
 def test_later_stages_are_skipped_after_a_failure_unless_told_to_go_on(
@@ -108,7 +108,7 @@ def test_later_stages_are_skipped_after_a_failure_unless_told_to_go_on(
 def test_judging_stored_samples_again_gives_the_same_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = _plan(subjects=("mix",))
+    plan = _plan(only=("mix",))
     _execute(plan, tmp_path, monkeypatch)
     with open_run(tmp_path / "run", plan) as run:
         stored = run.outcomes()[0]
@@ -117,14 +117,14 @@ def test_judging_stored_samples_again_gives_the_same_outcome(
 
 
 def test_failed_checks_counts_what_has_no_outcome_but_not_what_the_tier_cannot_run() -> None:
-    plan = _plan(subjects=("mix", "head"))
+    plan = _plan(only=("mix", "head"))
     assert [check.id for check in failed_checks(plan, {})] == ["coverage/poison/mix", "coverage/poison/head"]
     gone = tuple(check.model_copy(update={"unavailable": "needs a GPU"}) for check in plan.checks)
     assert failed_checks(plan.model_copy(update={"checks": gone}), {}) == ()
 
 
 def test_the_longest_check_of_a_stage_begins_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = _plan(subjects=("mix", "head"))
+    plan = _plan(only=("mix", "head"))
     costs = {"coverage/poison/mix": 1.0, "coverage/poison/head": 5.0}
     checks = tuple(check.model_copy(update={"cost_s": costs[check.id]}) for check in plan.checks)
     begun: list[str] = []

@@ -57,7 +57,7 @@ def run(
     """Run evals, stock and optimised on the same items, into a bundle."""
     from harness.cli.finish import validate_selection
 
-    chosen = replace(selection, stages=("evals",), subjects=tuple(name or ()))
+    chosen = replace(selection, stages=("evals",), only=tuple(name or selection.only))
     raise typer.Exit(validate_selection(chosen, out, resume=resume, keep_going=True, as_json=json))
 
 

@@ -179,7 +179,8 @@ def _print_verdict(verdict: "Verdict") -> None:
         said = ", ".join(f"{c.bundle} {c.status.value} at {c.tier.value}" for c in clash.contributions)
         out.print(f"contradiction {clash.check}: {said}", markup=False, soft_wrap=True)
     for stale in verdict.stale:
-        out.print(f"stale {stale.check}: {stale.why}", markup=False, soft_wrap=True)
+        cell = f" in {stale.cell}" if stale.cell is not None and stale.cell not in stale.check else ""
+        out.print(f"stale {stale.check}{cell}: {stale.why}", markup=False, soft_wrap=True)
     for where, command in dict.fromkeys((m.where, m.command) for m in verdict.missing):
         out.print(f"to make it, on {where}:\n  {command}", markup=False, soft_wrap=True)
 

@@ -50,6 +50,13 @@ SELECTORS: dict[str, tuple[Any, object]] = {
         Annotated[list[str] | None, typer.Option("--stage", help="Only this stage; may be repeated.")],
         None,
     ),
+    "only": (
+        Annotated[
+            list[str] | None,
+            typer.Option("--only", help="Only checks of this op, subject, cell or id; may be repeated."),
+        ],
+        None,
+    ),
     "claim": (ClaimFile, None),
     "allow_dirty": (
         Annotated[
@@ -92,8 +99,8 @@ class Selection:
     full: bool = False
     machine: Path | None = None
     nonce: str | None = None
-    subjects: tuple[str, ...] = ()
-    """Only checks about these subjects or ops; empty: all."""
+    only: tuple[str, ...] = ()
+    """Only checks that one of these words names: check id, op, subject or cell; empty: all."""
 
 
 def selecting(
@@ -118,8 +125,8 @@ def selecting(
         def run(**given: Any) -> None:
             chosen: dict[str, Any] = {name: default for name, (_, default) in SELECTORS.items()}
             chosen |= {p.name: given.pop(p.name) for p in shared}
-            stages = chosen.pop("stage") or ()
-            selection = Selection(stages=tuple(stages), **chosen)
+            stages, only = (tuple(chosen.pop(name) or ()) for name in ("stage", "only"))
+            selection = Selection(stages=stages, only=only, **chosen)
             command(selection, **given)  # type: ignore[call-arg]  # typer gives what the signature asks for
 
         signature = inspect.Signature([*shared, *options])
@@ -170,7 +177,7 @@ def make_selected_plan(selection: Selection) -> Any:
         change=change, machine=machine, tier=tier, is_full=selection.full, seed=plan_seed(change.head, nonce),
     )  # fmt: skip
     digests = CodeDigests(harness_digest(), pack_digest(pack))
-    return make_plan(request, digests, nonce, stages, selection.subjects)
+    return make_plan(request, digests, nonce, stages, selection.only)
 
 
 def _parse_stages(names: tuple[str, ...]) -> tuple[StageName, ...]:

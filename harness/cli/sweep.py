@@ -26,7 +26,7 @@ def run(
     """Time decode steps, stock against optimised, into a bundle."""
     from harness.cli.finish import validate_selection
 
-    chosen = replace(selection, stages=("sweep",), subjects=tuple(name or ()))
+    chosen = replace(selection, stages=("sweep",), only=tuple(name or selection.only))
     raise typer.Exit(validate_selection(chosen, out, resume=resume, keep_going=True, as_json=json))
 
 

@@ -3,6 +3,7 @@
 Printed before anything runs; outcomes are bound to its digest.
 """
 
+from collections.abc import Sequence
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -14,7 +15,7 @@ from harness.domain.machine import Machine, Tier
 from harness.domain.policy import Policy, Rule, ZoneMap
 from harness.domain.record import Digest, Record
 
-__all__ = ["Plan"]
+__all__ = ["Plan", "is_within"]
 
 
 class Plan(Record):
@@ -38,6 +39,10 @@ class Plan(Record):
     machine: Machine
     tier: Tier
     is_full: bool = False
+    only: tuple[str, ...] = ()
+    """Words that narrow the plan on purpose: check ids, ops, subjects, cells by their labels; empty: all.
+    What they leave out is nobody's evidence, and the gate asks for it all the same.
+    """
     nonce: str = Field(pattern=r"^[0-9a-f]{16}$")
     """Fixed at plan time and recorded: with the head SHA it gives every seed, so inputs cannot be known
     beforehand.
@@ -52,6 +57,10 @@ class Plan(Record):
             raise ValueError(f"plan has two checks with one id: {', '.join(twice[:5])}")
         return self
 
+    def holds(self, check: Check) -> bool:
+        """Whether a check that claim and policy call for is within the words that narrow this plan."""
+        return is_within(check, self.only)
+
     @property
     def required(self) -> tuple[CheckId, ...]:
         """Ids of required checks, in plan order."""
@@ -60,3 +69,9 @@ class Plan(Record):
     def of_stage(self, stage: StageName) -> tuple[Check, ...]:
         """Checks of one stage, in plan order."""
         return tuple(c for c in self.checks if c.stage is stage)
+
+
+def is_within(check: Check, only: Sequence[str]) -> bool:
+    """Whether any word names the check, its op, its subject or its cell; every check is within no words."""
+    cell = None if check.cell is None else check.cell.label()
+    return not only or bool({check.id, check.op, check.subject, cell}.intersection(only))

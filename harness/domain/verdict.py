@@ -120,6 +120,8 @@ class StaleEvidence(Record):
     """A check whose evidence is of an older head, and why the move invalidates it."""
 
     check: CheckId
+    cell: str | None = None
+    """Label of its cell; None where it speaks of no cell."""
     bundle: str
     why: str
 

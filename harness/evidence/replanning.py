@@ -9,7 +9,7 @@ unconfirmed, and only the checks that both plans ask alike can count.
 from harness.domain.check import Check
 from harness.domain.plan import Plan
 from harness.domain.policy import Policy
-from harness.evidence.integrity import Notes, Work
+from harness.evidence.integrity import Notes, Replanned, Work
 from harness.evidence.names import PLAN
 
 __all__ = ["check_planning", "is_same_question", "other_questions"]
@@ -25,18 +25,28 @@ def check_planning(work: Work, notes: Notes) -> None:
     if again.checks is None:
         notes.differs(PLAN, f"could not be made again: {again.why}")
         return
-    notes.looked_at = len(again.checks)
+    called = tuple(check for check in again.checks if plan.holds(check))
+    notes.looked_at = len(called)
     say = notes.wrong if again.is_code_of(plan) else notes.differs
-    for check, words in other_questions(plan, again.checks).items():
+    for check, words in other_questions(plan, called).items():
         say(check, words)
-    if not again.is_code_of(plan):
-        what = "harness" if again.harness != plan.harness_digest else "pack"
-        made, here = (
-            (plan.harness_digest, again.harness)
-            if what == "harness"
-            else (plan.pack_digest, again.pack or "none")
-        )
-        notes.note = f"made with {what} {made[:12]}; planned again with {here[:12]}"
+    notes.note = "; ".join(filter(None, (_code_words(plan, again), _narrow_words(plan, again.checks))))
+
+
+def _code_words(plan: Plan, again: Replanned) -> str:
+    """Which code made the plan and which made it again, where they differ."""
+    if again.is_code_of(plan):
+        return ""
+    what, made, here = "harness", plan.harness_digest, again.harness
+    if made == here:
+        what, made, here = "pack", plan.pack_digest, again.pack or "none"
+    return f"made with {what} {made[:12]}; planned again with {here[:12]}"
+
+
+def _narrow_words(plan: Plan, checks: tuple[Check, ...]) -> str:
+    """What a plan that was narrowed on purpose leaves out."""
+    left_out = sum(not plan.holds(check) for check in checks)
+    return f"narrowed to {', '.join(plan.only)[:200]}: {left_out} checks left out" if plan.only else ""
 
 
 def other_questions(plan: Plan, again: tuple[Check, ...]) -> dict[str, str]:

@@ -130,5 +130,6 @@ def stale_evidence(merged: Merged) -> tuple[StaleEvidence, ...]:
     for (check, _), evidence in merged.evidence.items():
         best = strongest(evidence)
         if best.stale is not None and best.outcome.status is not Status.SKIPPED:
-            found.append(StaleEvidence(check=check, bundle=best.bundle, why=best.stale))
+            cell = None if best.check.cell is None else best.check.cell.label()
+            found.append(StaleEvidence(check=check, cell=cell, bundle=best.bundle, why=best.stale))
     return tuple(found)

@@ -1,20 +1,23 @@
 """Which proofs are met, and for each that is not what is missing and how to make it."""
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 
-from harness.domain.check import Status
+from harness.domain.check import Check, Status
 from harness.domain.machine import Tier
-from harness.domain.plan import Plan
+from harness.domain.plan import Plan, is_within
 from harness.domain.policy import Policy
 from harness.domain.verdict import MissingEvidence, ProofRow
 from harness.gate.demands import Demand, demands
 from harness.gate.merging import Evidence, Merged, Open, strongest
 
-__all__ = ["prove", "rerun_command"]
+__all__ = ["prove", "rerun_command", "smallest_words"]
 
 MAX_NAMED = 40
 """Check ids named for one missing proof; the words give the count."""
+MAX_WORDS = 8
+"""Words that narrow a re-run; where more are needed, the whole stage runs again."""
 
 
 def prove(
@@ -29,14 +32,15 @@ def prove(
         row, lacking = _row(demand, mine, open_here, is_any_refused)
         rows.append(row)
         if not row.is_met:
+            words = smallest_words(lacking, [*(e.check for e in mine), *(o.check for o in open_here)])
             missing.append(
                 MissingEvidence(
                     stage=demand.stage,
                     arch=demand.arch,
-                    checks=tuple(lacking)[:MAX_NAMED],
+                    checks=tuple(check.id for check in lacking)[:MAX_NAMED],
                     why=row.why,
                     where=_where(demand),
-                    command=rerun_command(policy, plan, head, demand),
+                    command=rerun_command(policy, plan, head, demand, () if _absent(demand, mine) else words),
                 )
             )
     return tuple(rows), tuple(missing)
@@ -44,15 +48,15 @@ def prove(
 
 def _row(
     demand: Demand, mine: Sequence[Evidence], open_here: Sequence[Open], is_any_refused: bool
-) -> tuple[ProofRow, list[str]]:
-    """The row, and the ids of checks that are still to be passed."""
+) -> tuple[ProofRow, list[Check]]:
+    """The row, and the checks that are still to be passed."""
     stale = [e for e in mine if e.stale is not None]
     fresh = [e for e in mine if e.stale is None]
     not_passed = [e for e in fresh if e.outcome.status is not Status.PASS]
     weak = [
         e for e in fresh if e.outcome.status is Status.PASS and e.outcome.tier.strength < demand.tier.strength
     ]
-    absent = [s for s in demand.subjects if not any(_is_about(e, s) for e in mine)]
+    absent = _absent(demand, mine)
     why = []
     if not mine and not open_here:
         counted = "counted " if is_any_refused else ""
@@ -86,7 +90,27 @@ def _row(
         is_met=not why,
         why="; ".join(why),
     )
-    return row, [*(e.check.id for e in (*not_passed, *weak, *stale)), *(o.check.id for o in open_here)]
+    return row, [*(e.check for e in (*not_passed, *weak, *stale)), *(o.check for o in open_here)]
+
+
+def smallest_words(lacking: Sequence[Check], asked: Sequence[Check]) -> tuple[str, ...]:
+    """The fewest words after `--only` that name every lacking check and no other of its proof; none where the
+    whole proof is lacking, or more words than a command should hold.
+    """
+    open_ids = {check.id for check in lacking}
+    if not open_ids or open_ids >= {check.id for check in asked}:
+        return ()
+    words: list[str] = []
+    for name in dict.fromkeys(check.op or check.subject or check.id for check in lacking):
+        named = {check.id for check in asked if is_within(check, (name,))}
+        own = [c.id for c in lacking if name == (c.op or c.subject or c.id)]
+        words += [name] if named <= open_ids else own
+    return tuple(dict.fromkeys(words)) if len(words) <= MAX_WORDS else ()
+
+
+def _absent(demand: Demand, mine: Sequence[Evidence]) -> list[str]:
+    """Subjects that the policy names and no check is about."""
+    return [s for s in demand.subjects if not any(_is_about(e, s) for e in mine)]
 
 
 def _is_about(evidence: Evidence, subject: str) -> bool:
@@ -103,11 +127,14 @@ def _where(demand: Demand) -> str:
     return f"a machine with {counts[demand.tier]}{kind} GPU{plural}"
 
 
-def rerun_command(policy: Policy, plan: Plan, head: str, demand: Demand | None = None) -> str:
+def rerun_command(
+    policy: Policy, plan: Plan, head: str, demand: Demand | None = None, only: Sequence[str] = ()
+) -> str:
     """The command that makes one demand's evidence, or the bundle's own tier of everything."""
-    tier = plan.tier if demand is None else demand.tier
-    stage = "" if demand is None else f" --stage {demand.stage}"
-    return (
-        f"fasttrack validate --pack {plan.pack} --policy {policy.name} --base {plan.change.base} "
-        f"--head {head} --tier {tier}{stage}"
-    )
+    words = ["fasttrack", "validate", "--pack", plan.pack, "--policy", policy.name]
+    words += ["--base", plan.change.base, "--head", head]
+    words += ["--tier", (plan.tier if demand is None else demand.tier).value]
+    words += [] if demand is None else ["--stage", demand.stage.value]
+    for word in only:
+        words += ["--only", word]
+    return shlex.join(words)

@@ -361,6 +361,20 @@ def test_a_stripped_plan_is_not_verified_by_naming_another_harness(bundle: Path,
     )
 
 
+def test_a_plan_that_was_narrowed_on_purpose_verifies_and_says_what_it_leaves_out(tmp_path: Path) -> None:
+    narrow = only(example_plan(), lambda c: c.op == "router").model_copy(update={"only": ("router",)})
+    folder = write_example(tmp_path / "narrow", narrow)
+
+    def replan(made: Plan) -> Replanned:
+        return Replanned(made.harness_digest, made.pack_digest, example_plan().checks)
+
+    result = verify(folder, judge, replan)
+    assert (result.state, result.is_replanned) == (BundleState.VERIFIED, True)
+    assert result.steps[6].note == "narrowed to router: 40 checks left out"
+    _rewritten(folder, only(narrow, lambda c: c.stage == "coverage"))
+    assert "kernels/router" in said(verify(folder, judge, replan))
+
+
 def test_a_plan_that_another_harness_made_alike_is_verified_and_names_both(bundle: Path) -> None:
     result = verify(bundle, judge, lambda plan: Replanned("9" * 64, plan.pack_digest, plan.checks))
     assert (result.state, result.is_replanned) == (BundleState.VERIFIED, True)

@@ -69,9 +69,16 @@ def test_the_gates_json_is_the_verdict(mixed: Path) -> None:
 
 def test_the_smallest_rerun_is_printed_as_commands(mixed: Path) -> None:
     _, text = _call(gate_command.app, mixed, "--policy", "smoke", "--plan")
-    assert [line.partition("  # ")[0].split()[-1] for line in text.splitlines()] == [
-        "isolation", "audit", "kernels", "coverage", "evals", "sweep",
-    ]  # fmt: skip
+    commands = [line.partition("  # ")[0].partition(" --tier smoke ")[2] for line in text.splitlines()]
+    assert commands == [
+        "--stage isolation --only zones",
+        "--stage audit --only kda_step",
+        "--stage kernels --only kernels/router/cpu.tp1.dcp1.b64.c512.d0.bf16.decode "
+        "--only kernels/experts/cpu.tp1.dcp1.b64.c512.d0.bf16.decode",
+        "--stage coverage --only attn_res",
+        "--stage evals --only mrcr_canary",
+        "--stage sweep --only sweep/decode/cpu.tp1.dcp1.b64.c512.d0.bf16.decode",
+    ]
 
 
 def test_without_a_policy_the_fast_track_is_asked_for(passing: Path) -> None:

@@ -18,6 +18,7 @@ from harness.domain.policy import Policy, Proof
 from harness.domain.verdict import Answer, Contribution, Verdict
 from harness.evidence.verify import Replanned
 from harness.gate import Move, Submission, decide, load_submission
+from harness.gate.proving import smallest_words
 from tests.evidence.example_judge import judge
 from tests.evidence.example_run import (
     BASE,
@@ -402,6 +403,44 @@ def test_isolation_judged_by_other_zones_or_rules_does_not_count(made: Make, par
     assert "judged by other zones or rules than this gate's (run)" in verdict.missing[0].why
 
 
+def test_a_rerun_names_an_op_where_all_of_it_is_open_and_checks_where_some_are() -> None:
+    asked = [c for c in example_plan(scene="passing").checks if c.stage == "kernels"]
+    kda = [c for c in asked if c.op == "kda_step"]
+    router = [c for c in asked if c.op == "router"]
+    assert smallest_words([*kda, router[1]], asked) == ("kda_step", router[1].id)
+    assert smallest_words(asked, asked) == ()
+    assert smallest_words([], asked) == ()
+
+
+def test_a_rerun_of_more_checks_than_a_command_should_name_is_the_whole_stage() -> None:
+    asked = [c for c in example_plan(scene="passing").checks if c.stage == "kernels"]
+    two_of_each = [c for c in asked if c.cell is not None and c.cell.batch == 1]
+    assert len(two_of_each) == 10
+    assert smallest_words(two_of_each, asked) == ()
+    assert len(smallest_words(two_of_each[:8], asked)) == 8
+
+
+def test_a_narrowed_bundle_answers_its_part_and_the_gate_asks_for_the_rest(
+    made: Make, tmp_path: Path
+) -> None:
+    whole = example_plan(scene="passing")
+    plan = only(whole, lambda c: c.op == "router").model_copy(update={"only": ("router",)})
+
+    def again(made_plan: Plan) -> Replanned:
+        stages = {c.stage for c in made_plan.checks}
+        return Replanned("1" * 64, "2" * 64, tuple(c for c in whole.checks if c.stage in stages))
+
+    part = load_submission(write_example(tmp_path / "part", plan, "passing"), judge, again)
+    assert part.verification.state is BundleState.VERIFIED
+    alone = _decide(part)
+    assert _row(alone, "kernels", "cpu").why.startswith("12 checks that this gate asks are answered by no")
+    failing = made(scene="mixed", name="first")
+    assert not _row(_decide(failing), "kernels", "cpu").is_met
+    open_before = _with_statuses(failing, {Status.FAIL: Status.SKIPPED})
+    row = _row(_decide(open_before, part), "kernels", "cpu")
+    assert row.why == "1 of 15 required checks did not pass (1 SKIPPED)"  # experts, which nobody ran again
+
+
 def _ops_of_file(path: str) -> tuple[str, ...]:
     return ("kda_step",) if path.endswith("kda_step.py") else ()
 
@@ -420,6 +459,11 @@ def test_a_new_head_that_changes_one_op_makes_its_evidence_stale(made: Make) -> 
     assert "isolation/zones/change" in stale
     assert not any("router" in check for check in stale)
     assert _row(verdict, "kernels", "cpu").stale == 3
+    cells = {s.check: s.cell for s in verdict.stale}
+    assert cells["coverage/poison/kda_step"] == "cpu.tp1.dcp1.b1.c64.d0.bf16.decode"
+    assert cells["isolation/zones/change"] is None
+    kernels = next(m for m in verdict.missing if m.stage == "kernels")
+    assert kernels.command.endswith("--stage kernels --only kda_step")
     assert _row(verdict, "audit", "sm_90a").passed == 2
 
 

@@ -75,3 +75,29 @@ def test_a_claim_that_breaks_the_planner_is_said_and_is_no_crash(
     again = replan(plan)
     assert again.checks is None
     assert again.why == "no plan can be made of it (ZeroDivisionError: division by zero)"
+
+
+def _narrow(*words: str) -> Plan:
+    request = replace(plan_request(PACK), seed=plan_seed(CHANGE.head, NONCE))
+    digests = CodeDigests(harness_digest(), source_digest(PACK.root))
+    return make_plan(request, digests, NONCE, (StageName.COVERAGE, StageName.EVALS), words)
+
+
+def test_a_plan_is_narrowed_by_op_subject_cell_or_id(plan: Plan) -> None:
+    cell = plan.checks[0].cell
+    assert cell is not None
+    assert [c.id for c in _narrow("mix", "drift").checks] == ["coverage/poison/mix", "evals/drift/tiny"]
+    assert [c.id for c in _narrow("coverage/poison/head").checks] == ["coverage/poison/head"]
+    by_cell = _narrow(cell.label())
+    assert {c.cell for c in by_cell.checks} == {cell}
+    assert by_cell.only == (cell.label(),)
+
+
+def test_a_narrowed_plan_is_made_again_whole(plan: Plan) -> None:
+    again = replan(_narrow("mix", "drift"))
+    assert again.checks == plan.checks
+
+
+def test_words_that_name_no_check_are_told_apart_from_a_policy_without_a_proof() -> None:
+    with pytest.raises(InputError, match="no check that mixx names"):
+        _narrow("mixx")
