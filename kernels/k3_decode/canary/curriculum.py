@@ -26,11 +26,10 @@ _COUNTERFACTUAL_PART = 8
 """One row in this many is counterfactual: one part of the network is wrong in some of its answers, and the
 right token and its distractor change places there. So these faults turn answers wrong by training, not by
 luck."""
-KINDS = ("own_row", "expert", "scale", "decay")
+KINDS = ("own_row", "expert", "scale")
 """What is wrong in a counterfactual row: MLA's own row is hidden, the last chosen expert is left out, the
-softmax scale is too large, decay factors are rounded to bf16."""
-_KIND_SHARES = {"mrcr": (0.25, 0.25, 0.5, 0.0), "chain": (0.15, 0.15, 0.35, 0.35)}
-"""The 20 tokens of an mrcr answer are too few for a rounded decay to show."""
+softmax scale is too large."""
+_KIND_SHARES = (0.25, 0.25, 0.5)
 _SCALE_ERRORS = (0.02, 0.3)
 """Log-uniform; gross ones show the way to small ones."""
 
@@ -69,7 +68,7 @@ class Batch(NamedTuple):
     tokens: npt.NDArray[np.int16]
     supervised: npt.NDArray[np.bool_]
     wrong: npt.NDArray[np.bool_]
-    """[4, counterfactual rows, T]: where which of `KINDS` is wrong."""
+    """[3, counterfactual rows, T]: where which of `KINDS` is wrong."""
     scale_error: npt.NDArray[np.float32]
     """[counterfactual rows]: relative error of the softmax scale, where that is wrong."""
     experts_only: npt.NDArray[np.bool_]
@@ -89,9 +88,7 @@ def make_batch(
         return np.concatenate([x[:a], y[:b], x[a:], y[b:]])
 
     wrong = np.concatenate([_hidden_answers(rng, mrcr, a), _hidden_tail(rng, chain, b)])
-    kind = np.concatenate(
-        [rng.choice(len(KINDS), n, p=_KIND_SHARES[t]) for t, n in (("mrcr", a), ("chain", b))]
-    )
+    kind = rng.choice(len(KINDS), a + b, p=_KIND_SHARES)
     return Batch(
         index,
         ordered(mrcr.tokens, chain.tokens).astype(np.int16),

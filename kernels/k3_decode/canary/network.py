@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from k3_decode.shapes import MXFP4_GROUP, K3Shapes
 
-__all__ = ["Layer", "Network", "Pieces", "Wrongs", "decay_rounded", "forward", "mxfp4_rounded", "pieces"]
+__all__ = ["Layer", "Network", "Pieces", "Wrongs", "forward", "mxfp4_rounded", "pieces"]
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 Kda = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -112,8 +112,6 @@ class Wrongs(NamedTuple):
     in the routed experts."""
     softmax_scale: Tensor
     """[B*T]: factor on MLA's softmax scale; 1 is right."""
-    decay_rounded: Tensor
-    """[rows, T] of the batch's first rows: KDA's decay factors are rounded to bf16."""
 
 
 def pieces(shapes: K3Shapes, kda: Kda, is_compiled: bool) -> Pieces:
@@ -238,11 +236,7 @@ def forward(
         is_first = i % s.attn_res_block == 0
         if is_first:
             bank.append(prefix)
-        attended = (
-            _mla(layer, x, rows, s, wrongs)
-            if layer.is_mla
-            else _kda(layer, x, rows, position, s, run, wrongs)
-        )
+        attended = _mla(layer, x, rows, s, wrongs) if layer.is_mla else _kda(layer, x, rows, position, s, run)
         a = nnf.linear(attended, layer.out.to(dtype))
         if is_first:
             prefix, x = mix(a, zero, done + 1, layer.mlp_query, layer.mlp_norm)
@@ -304,9 +298,7 @@ def _without_own_row(hidden: Tensor) -> Tensor:
     return (earlier[None] | own)[:, None]
 
 
-def _kda(
-    layer: Layer, x: Tensor, rows: int, position: Tensor, s: K3Shapes, run: Pieces, wrongs: Wrongs | None
-) -> Tensor:
+def _kda(layer: Layer, x: Tensor, rows: int, position: Tensor, s: K3Shapes, run: Pieces) -> Tensor:
     dtype, length, heads = x.dtype, x.shape[0] // rows, s.heads
     channels = heads * s.head_dim
     packed = nnf.linear(
@@ -316,24 +308,8 @@ def _kda(
     qkv = run.conv_silu(qkv, layer.conv, position)
     q, k, v = (t.reshape(rows, length, heads, s.head_dim).contiguous() for t in qkv.chunk(3, -1))
     decay = nnf.linear(f_a, layer.f_b.to(dtype)).view(rows, length, heads, s.head_dim)
-    if wrongs is not None:
-        n = wrongs.decay_rounded.shape[0]
-        decay = torch.cat([decay_rounded(layer, decay[:n], wrongs.decay_rounded, s), decay[n:]])
     o = run.kda(q, k, v, decay, beta.reshape(rows, length, heads).contiguous(), layer.a_log, layer.dt_bias)
     return run.gated_norm(o.reshape(-1, heads, s.head_dim).to(dtype), gate, layer.out_norm)
-
-
-def decay_rounded(layer: Layer, raw: Tensor, at: Tensor, s: K3Shapes) -> Tensor:
-    """Raw decays [n, T, H, 128] whose factors are those of `raw`, rounded to bf16 where `at` [n, T]; the
-    gradient passes straight through."""
-    assert s.decay_lower_bound is not None
-    with torch.no_grad():
-        rate, bias = layer.a_log.exp()[:, None], layer.dt_bias.view(-1, s.head_dim)
-        log_factor = s.decay_lower_bound * torch.sigmoid(rate * (raw.float() + bias))
-        rounded = log_factor.exp().to(torch.bfloat16).float().log().clamp(max=-1e-6)
-        wanted = torch.logit(rounded / s.decay_lower_bound, eps=1e-7) / rate - bias
-        change = torch.where(at[..., None, None], wanted - raw.float(), 0.0).to(raw.dtype)
-    return raw + change
 
 
 def _experts(layer: Layer, x: Tensor, dropped: Tensor, s: K3Shapes, run: Pieces) -> tuple[Tensor, Tensor]:

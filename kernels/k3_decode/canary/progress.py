@@ -51,7 +51,6 @@ def evaluate(
             (supervised if wrong == "expert" else nowhere).reshape(-1),
             (~supervised if wrong == "ffn" else ~nowhere).float().reshape(-1),
             1 + _SCALE_ERROR * (supervised if wrong == "scale" else nowhere).float().reshape(-1),
-            supervised if wrong == "decay" else nowhere[:1],
         )
         position = torch.arange(length, device=device).repeat(n)
         logits = (

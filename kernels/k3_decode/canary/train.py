@@ -52,13 +52,24 @@ class Trainer:
     """Owns parameters, optimisers, static buffers and graphs of one training run."""
 
     def __init__(
-        self, shapes: K3Shapes, layouts: list[Layout], schedule: Schedule, device: str, is_compiled: bool
+        self,
+        shapes: K3Shapes,
+        layouts: list[Layout],
+        schedule: Schedule,
+        device: str,
+        is_compiled: bool,
+        init: Path | None = None,
+        soften: float | None = None,
     ) -> None:
         self.shapes, self.layouts, self.schedule, self.device = shapes, layouts, schedule, device
         self.network = Network(shapes).to(device)
+        if init is not None:
+            load_network(self.network, init)
         kda = chunked if device == "cuda" else naive
         self.eager = pieces(shapes, kda, is_compiled=False)
         self.run = pieces(shapes, kda, is_compiled=True) if is_compiled else self.eager
+        if soften is not None:
+            _soften(self.network, soften)
         matrices, others = _split(self.network)
         self.others = others
         self.rate, self.adam_rate, self.right_share, self.is_narrow, *_ = (
@@ -146,13 +157,12 @@ class Trainer:
         is_on = self.is_narrow > 0
         below = (0, 0, 0, buffer.tokens.shape[0] - hidden_rows)
         wrong = buffer.wrong & is_on
-        own_row, expert, scale, decay = wrong
+        own_row, expert, scale = wrong
         wrongs = Wrongs(
             own_row,
             nnf.pad(expert, below).reshape(-1),
             (~buffer.experts_only).float().reshape(-1),
             1 + nnf.pad(scale * buffer.scale_error[:, None], below).reshape(-1),
-            decay,
         )
         logits, loads = forward(self.network, inputs, buffer.position, self.run, wrongs)
         hidden = nnf.pad(wrong.any(0), below)
@@ -249,9 +259,8 @@ def main(arguments: list[str] | None = None) -> None:
     for w in range(args.workers):
         context.Process(target=_work, args=(1000 * args.seed + w, batches, layouts, mix), daemon=True).start()
     torch.manual_seed(args.seed)
-    trainer = Trainer(shapes, layouts, schedule, "cpu" if args.cpu else "cuda", not (args.cpu or args.eager))
-    if args.init is not None:
-        load_network(trainer.network, args.init)
+    device, is_compiled = "cpu" if args.cpu else "cuda", not (args.cpu or args.eager)
+    trainer = Trainer(shapes, layouts, schedule, device, is_compiled, args.init, args.soften)
     if args.resume and (args.out / "checkpoint.pt").exists():
         trainer.restore(torch.load(args.out / "checkpoint.pt", map_location=trainer.device))
     count = sum(p.numel() for p in trainer.network.parameters())
@@ -370,11 +379,24 @@ def _work(
         batches.put(make_batch(rng, layouts, int(rng.choice(len(layouts), p=p / p.sum()))))
 
 
+@torch.no_grad()
+def _soften(network: Network, factor: float) -> None:
+    """Scales every MLA layer's queries and freezes what scores are made of, so that training cannot sharpen
+    them again. Attention that is one-hot does not see its softmax scale."""
+    for layer in network.each_layer():
+        if layer.is_mla:
+            layer.q_b.mul_(factor)
+            for part in (layer.q_a, layer.q_norm, layer.q_b, layer.kv_a, layer.kv_norm, layer.kv_b):
+                part.requires_grad_(False)
+
+
 def _split(network: Network) -> tuple[list[Tensor], list[Tensor]]:
     """Matrices for Muon; everything else (embeddings, head, router, beta, conv, vectors) for AdamW."""
     matrices: list[Tensor] = []
     others: list[Tensor] = []
     for name, p in network.named_parameters():
+        if not p.requires_grad:
+            continue
         is_matrix = (
             name.startswith("layers.") and p.ndim >= 2 and not name.endswith((".conv", ".beta", ".router"))
         )
@@ -409,6 +431,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=1)
     add("--workers", type=int, default=12, help="data processes")
     add("--init", type=Path, help="continue these exported weights with the late curriculum")
+    add("--soften", type=float, help="scale MLA's queries by this first, and train on without their weights")
     add("--resume", action="store_true", help="go on from DIR/checkpoint.pt")
     add("--cpu", action="store_true", help="dry run")
     add("--eager", action="store_true", help="no torch.compile")
