@@ -26,6 +26,9 @@ __all__ = [
 ]
 
 Tensor = torch.Tensor
+WORD_BYTES = 8
+WEIGHT_STEP = 2 * 2654435761
+"""Even, so that weights are odd; from Knuth's multiplicative hashing, so that neighbours differ much."""
 
 
 class Divergence(NamedTuple):
@@ -142,15 +145,19 @@ def planted_write(session: Session, writable: Mapping[str, Tensor]) -> Iterator[
 
 
 def _checksum(tensor: Tensor, writable: Tensor | None) -> tuple[int, int]:
-    """Order-sensitive checksum over the raw bytes of the elements outside `writable`."""
+    """Order-sensitive checksum over the raw bytes of the elements outside `writable`, in words of 8 bytes.
+
+    Sums are modulo 2^64 and every weight is odd, so that a change of one word always shows.
+    """
     flat = tensor.detach().contiguous().reshape(-1)
     if writable is not None:
         flat = flat[~writable.reshape(-1)]
-    raw = flat.contiguous().view(torch.uint8).to(torch.int64)
+    raw = flat.contiguous().view(torch.uint8)
     if raw.numel() == 0:
         return 0, 0
-    weights = torch.arange(raw.numel(), device=raw.device, dtype=torch.int64) * 2654435761 % 1000003 + 1
-    return int((raw * weights).sum().item()), int(flat.numel())
+    words = torch.nn.functional.pad(raw, (0, -raw.numel() % WORD_BYTES)).view(torch.int64)
+    weights = torch.arange(words.numel(), device=raw.device, dtype=torch.int64) * WEIGHT_STEP + 1
+    return int((words * weights).sum().item()), int(flat.numel())
 
 
 def _answer_batch(

@@ -14,7 +14,16 @@ import torch
 
 from harness.domain.pack import OpParameter
 from harness.measure.tensors import poison, token_errors
-from harness.measure.trial import Pair, Rows, Trial, error_rows, exact_rows, touch_rows
+from harness.measure.trial import (
+    Pair,
+    Rows,
+    Trial,
+    exact_rows,
+    has_error,
+    stock_errors,
+    token_rows,
+    touch_rows,
+)
 
 __all__ = ["Bounds", "spoil"]
 
@@ -39,15 +48,17 @@ def spoil(trial: Trial, regime: str, pair: Pair, bounds: Bounds, rows: Rows) -> 
     for parameter in trial.of_role("output"):
         if not isinstance(good[parameter.name], torch.Tensor):
             continue
+        by_stock = stock_errors(pair, parameter) if has_error(pair, parameter) else ()
         for control, spoiled in _spoiled(parameter, good[parameter.name], pair, bounds):
-            values = {**good, parameter.name: spoiled}
             if parameter.is_exact:
-                found = exact_rows(trial, regime, pair.truth, values)
-                table, kept = "control_exact", None
+                values = {**good, parameter.name: spoiled}
+                same = exact_rows(trial, regime, pair.truth, values)
+                found, table = [row for row in same if row[1] == parameter.name], "control_exact"
+            elif has_error(pair, parameter):
+                found, table = list(token_rows(regime, pair, parameter, by_stock, spoiled)), "control_errors"
             else:
-                found = error_rows(trial, regime, pair, values)
-                table, kept = "control_errors", LADDER_TOKENS if control.startswith("ladder") else None
-            for row in [r for r in found if r[1] == parameter.name][:kept]:
+                found, table = [], "control_errors"
+            for row in found[: LADDER_TOKENS if control.startswith("ladder") else None]:
                 rows.add(table, control, *row)
     _spoil_memory(trial, regime, pair, rows)
 

@@ -6,7 +6,7 @@ so that results kept by address show; `mates` is healthy requests beside a poiso
 are replays of a captured CUDA graph with changed inputs.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +19,7 @@ from harness.domain.pack import OpContract, OpParameter, Pack
 from harness.domain.record import Scalar
 from harness.measure.tensors import (
     Guarded,
+    TokenError,
     exact_mismatches,
     guard,
     operations_of,
@@ -38,6 +39,9 @@ __all__ = [
     "Trial",
     "error_rows",
     "exact_rows",
+    "has_error",
+    "stock_errors",
+    "token_rows",
     "touch_rows",
     "try_regime",
     "without_gradients",
@@ -135,22 +139,39 @@ def without_gradients() -> AbstractContextManager[object]:
 def error_rows(trial: Trial, regime: str, pair: Pair, optimised: dict[str, Any]) -> Iterator[Row]:
     """A row for each token of each inexact output, and for each touched row of inexact state."""
     for parameter in trial.of_role("output", "state"):
-        want = pair.truth.get(parameter.name)
-        if parameter.is_exact or not isinstance(want, torch.Tensor):
-            continue
-        by_stock = pair.stock.guarded.args[parameter.name]
-        mask = pair.touched.get(parameter.name)
-        kept = _touched_tokens(mask, parameter.token_axis)
-        arms = [
-            token_errors(value, want, by_stock.dtype, parameter.token_axis, mask)
-            for value in (by_stock, optimised[parameter.name])
-        ]
-        for token, (a, b) in enumerate(zip(*arms, strict=True)):
-            if kept is None or kept[token]:
-                yield (
-                    regime, parameter.name, token, a.relative_l2, b.relative_l2, a.worst, b.worst, a.ulp,
-                    a.least,
-                )  # fmt: skip
+        if has_error(pair, parameter):
+            by_stock = stock_errors(pair, parameter)
+            yield from token_rows(regime, pair, parameter, by_stock, optimised[parameter.name])
+
+
+def has_error(pair: Pair, parameter: OpParameter) -> bool:
+    """Whether an output or state is compared by error, not bit for bit."""
+    return not parameter.is_exact and isinstance(pair.truth.get(parameter.name), torch.Tensor)
+
+
+def stock_errors(pair: Pair, parameter: OpParameter) -> tuple[TokenError, ...]:
+    """Stock's own errors; the same whatever the other arm holds."""
+    return _errors(pair, parameter, pair.stock.guarded.args[parameter.name])
+
+
+def token_rows(
+    regime: str, pair: Pair, parameter: OpParameter, by_stock: Sequence[TokenError], value: torch.Tensor
+) -> Iterator[Row]:
+    """A row for each token of an output or touched row of a state, where the optimised arm holds `value`."""
+    kept = _touched_tokens(pair.touched.get(parameter.name), parameter.token_axis)
+    errors = _errors(pair, parameter, value)
+    for token, (a, b) in enumerate(zip(by_stock, errors, strict=True)):
+        if kept is None or kept[token]:
+            yield (
+                regime, parameter.name, token, a.relative_l2, b.relative_l2, a.worst, b.worst, a.ulp,
+                a.least,
+            )  # fmt: skip
+
+
+def _errors(pair: Pair, parameter: OpParameter, value: torch.Tensor) -> tuple[TokenError, ...]:
+    dtype = pair.stock.guarded.args[parameter.name].dtype
+    mask = pair.touched.get(parameter.name)
+    return token_errors(value, pair.truth[parameter.name], dtype, parameter.token_axis, mask)
 
 
 def exact_rows(
