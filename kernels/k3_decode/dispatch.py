@@ -8,6 +8,7 @@ guessed from shapes: a prompt of drafts + 1 tokens looks just like a verify step
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -212,7 +213,13 @@ class Dispatcher:
 
 def load_guard(path: Path = CLAIM_FILE) -> Guard:
     """The guard of a claim file; `KeyError` or `TypeError` where the file is not a claim."""
-    claim = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return _parse_guard(path.read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=4)
+def _parse_guard(text: str) -> Guard:
+    """One guard for equal texts: reading the YAML takes 20 ms, and every session asks for it."""
+    claim = yaml.safe_load(text)
     envelope, switch = claim["envelope"], claim["switch"]
     return Guard(
         Envelope(

@@ -10,5 +10,5 @@ _PLACES = {name: place for place, name in enumerate(OP_NAMES)}
 
 
 def count_launch(launches: torch.Tensor, op: str) -> None:
-    """Adds 1 for `op` to the int32 counters."""
-    launches[_PLACES[op]] += 1
+    """Adds 1 for `op` to the int32 counters, through numpy: three torch calls took longer than some ops."""
+    launches.numpy()[_PLACES[op]] += 1
