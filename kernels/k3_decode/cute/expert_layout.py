@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "CAPACITIES", "FINISHERS", "THREADS", "WARPS", "Form", "PreparedExperts", "block_range", "capacity_of",
-    "prepare", "workspace_bytes",
+    "AREAS", "CAPACITIES", "FINISHERS", "SLOTS", "THREADS", "WARPS", "Form", "PreparedExperts",
+    "block_range", "capacity_of", "prepare", "workspace_bytes",
 ]  # fmt: skip
 
 WARPS = 16
@@ -24,6 +24,10 @@ FINISHERS = 2
 """Warps that in phase 1 add the K slices of finished tiles and apply SiTU, so that nobody else waits for
 it.
 """
+AREAS = 4
+"""Stages of a block's ring in phase 1, each a whole tile."""
+SLOTS = 2 * WARPS
+"""Stages of phase 2, two a warp, in the memory of the areas."""
 CAPACITIES = (8, 16, 64)
 MAX_CHUNK_GROUPS = 6
 """Scale groups of K that a warp takes at once in phase 2: 24 registers of activations."""
@@ -39,10 +43,6 @@ class Form:
     top_k: int
     capacity: int
     """Most tokens of a launch: 8, 16 or 64."""
-    stages: int = 2
-    """Stages of a warp's ring."""
-    buffers: int = 4
-    """Tiles whose partial sums may wait for a finisher."""
 
     @property
     def slices(self) -> int:
@@ -102,8 +102,20 @@ class Form:
         return self.latent // 16 // self.columns
 
     @property
-    def stage_size(self) -> int:
-        return max(mxfp4.stage_bytes(self.slice_groups), self.parts * mxfp4.stage_bytes(self.chunk_groups))
+    def tile_bytes(self) -> int:
+        """A tile of w13, all its slices."""
+        return self.slices * mxfp4.stage_bytes(self.slice_groups)
+
+    @property
+    def slot_bytes(self) -> int:
+        """A phase 2 stage of one warp."""
+        return self.parts * mxfp4.stage_bytes(self.chunk_groups)
+
+    @property
+    def area_bytes(self) -> int:
+        """A tile in phase 1, two slots of each of four warps in phase 2."""
+        size = max(self.tile_bytes, SLOTS // AREAS * self.slot_bytes)
+        return size + -size % 128
 
     @property
     def lists(self) -> Lists:
@@ -113,15 +125,15 @@ class Form:
     @property
     def scratch_bytes(self) -> int:
         """Partial sums of phase 1, then the accumulators of phase 2."""
-        return max(self.buffers * self.slices * 512, WARPS * self.capacity * 64)
+        return max(AREAS * self.slices * 256, WARPS * self.capacity * 64)
 
     @property
     def ring_bytes(self) -> int:
-        return WARPS * self.stages * self.stage_size
+        return AREAS * self.area_bytes
 
     @property
     def shared_bytes(self) -> int:
-        return self.ring_bytes + self.scratch_bytes + WARPS * self.stages * 8 + self.lists.size
+        return self.ring_bytes + self.scratch_bytes + (AREAS + SLOTS) * 8 + self.lists.size
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,16 @@ gate + 8 up rows, its K slices one after another; `w2` per expert and tile of 16
 hidden rows (fp16 [B k, I]) and, at its start, counters that are zero between launches (zero it once).
 
 Schedule: persistent, one block a multiprocessor. Every block groups the tokens by expert
-(`token_lists.py`). Phase 1: units (expert, up to 8 of its tokens, tile), contiguous ranges a block; 14
-warps split K, each streams its own slices by bulk copies through its own ring of stages; 2 more warps add
-the slices' sums and apply SiTU. Phase 2: a block owns 32 output columns for all experts; 16 warps split
-experts and K. The ring runs on into phase 2's weights while the blocks wait for each other, and experts
-form two groups, so that phase 2 of the first goes on while the second's hidden rows are still on their way.
-The module is long because the phases share one ring and one set of registers.
+(`token_lists.py`). Phase 1: units (expert, up to 4 of its tokens, tile), contiguous ranges a block; whole
+tiles arrive by bulk copies in a ring of four areas; 14 warps split K, 2 more (finishers) add the slices'
+sums, ask for the area's next tile and apply SiTU. A tile's arrival thus also tells the 14 that the place of
+their sums is free. Phase 2: a block owns 32 output columns for all experts; 16 warps split experts and K,
+each with two stages of its own in the memory of the areas, which fill while the blocks wait for each other.
+Experts form two groups, so that phase 2 of the first goes on while the second's hidden rows are still on
+their way. The module is long because the phases share one ring and one set of registers.
+
+Matrix instructions take 8 columns, of which the even ones carry tokens: a lane then holds no sum that it
+does not need, half the scale multiplications of eight tokens, and experts rarely have more than four.
 
 Numerics: activations become fp16 after a power-of-two scaling by the largest of the token's slice (exact
 down to 2^-32 of it), products and sums fp32, group scales applied in fp32, K slices summed in ascending
@@ -44,8 +48,10 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from k3_decode.cute import instructions as ins
 from k3_decode.cute import mxfp4, ring, token_lists
 from k3_decode.cute.expert_layout import (
+    AREAS,
     CAPACITIES,
     FINISHERS,
+    SLOTS,
     THREADS,
     WARPS,
     Form,
@@ -93,13 +99,12 @@ def _expert_chain(
     lists = form.lists
 
     base = cute.arch.get_dyn_smem(Uint8, 128).toint()
-    ring_at = base + warp * (form.stages * form.stage_size)
     scratch_at = base + form.ring_bytes
-    bars_at = scratch_at + form.scratch_bytes + warp * (form.stages * 8)
-    lists_at = scratch_at + form.scratch_bytes + WARPS * form.stages * 8
+    bars_at = scratch_at + form.scratch_bytes
+    lists_at = bars_at + (AREAS + SLOTS) * 8
 
-    if lane == 0:
-        ring.make_barriers(bars_at, form.stages)
+    if tid == 0:
+        ring.make_barriers(bars_at, AREAS + SLOTS)
     token_lists.clear(lists_at, tid, lists)
     cute.arch.sync_threads()
     cute.arch.griddepcontrol_launch_dependents()
@@ -118,81 +123,44 @@ def _expert_chain(
     first_b, mine_b = block_range(blocks - 1 - bid, units_b, blocks)
     first_b = first_b + units_a
     mine = mine_a + mine_b
-    column = warp % form.columns
-    k_warp = warp // form.columns % form.k_warps
-    lane_of_experts = warp // (form.columns * form.k_warps)
-    loops = form.loops
-    later = Int32(0)
-    if bid < form.owners:
-        later = (used - lane_of_experts + form.lanes - 1) // form.lanes * loops
-    w13_at = ins.byte_address(w13) + Int64(warp * size_1)
-    w2_at = ins.byte_address(w2) + Int64(
-        ((bid * form.columns + column) * form.chunks + k_warp * form.parts) * size_2
-    )
-
-    # The next request: address, tiles left of the item, item, stages left of this group and of the next.
-    item, tile, next_count, next_rest = first_a // form.tiles, first_a % form.tiles, mine_a, mine_b
-    if mine_a == 0:
-        item, tile, next_count, next_rest = first_b // form.tiles, first_b % form.tiles, mine_b, Int32(0)
-    if warp >= form.slices:
-        next_count, next_rest = Int32(0), Int32(0)
-    next_at, next_left, next_item, next_step = w13_at, form.tiles - tile, item, Int32(0)
-    if next_count > 0:
-        next_at = _tile_address(w13_at, item, tile, lists_at, form)
-    for s in cutlass.range_constexpr(form.stages):
-        to, bar = ring_at + s * form.stage_size, bars_at + s * 8
-        if next_count > 0:
-            next_at, next_left, next_item, next_count, next_rest = _fetch_tile(
-                next_at, next_left, next_item, next_count, next_rest, first_b,
-                w13_at, to, bar, lane, lists_at, form,
+    w13_at, w2_at = ins.byte_address(w13), ins.byte_address(w2)
+    if warp == WARPS - FINISHERS:
+        for area in cutlass.range_constexpr(AREAS):
+            _fetch_area(
+                Int32(area), Int32(area), first_a, mine_a, first_b, mine, used, bid, lane, w13_at, w2_at,
+                base, bars_at, lists_at, form,
             )  # fmt: skip
-        elif next_step < later:
-            _fetch_chunk(next_step, lane_of_experts, w2_at, to, bar, lane, lists_at, form)
-            next_step = next_step + 1
 
     hidden_at = ins.byte_address(workspace) + ring.COUNTER_BYTES
     counter_at = ins.byte_address(workspace)
-    stage, phase = Int32(0), Int32(0)
     words = cute.make_rmem_tensor((slice_groups * 4,), Int32)
     for i in cutlass.range_constexpr(slice_groups * 4):
         words[i] = Int32(0)
-    factor_0, factor_1 = Float32(0.0), Float32(0.0)
+    factor = Float32(0.0)
     members = 32 * (form.slices + 1)
     if warp < form.slices:
-        is_new = Int32(1)
+        area, phase = Int32(0), Int32(0)
+        item, tile, is_new = first_a // form.tiles, first_a % form.tiles, Int32(1)
+        place = scratch_at + warp * 256 + lane * 8
+        slice_at = base + warp * size_1
         for i in cutlass.range(mine, unroll=1):
             if i == mine_a:
                 item, tile, is_new = first_b // form.tiles, first_b % form.tiles, Int32(1)
             if is_new == 1:
                 is_new = Int32(0)
                 if i == 0 or tokens > 1:
-                    factor_0, factor_1 = _load_slice(latent, words, item, warp, lane, lists_at, form)
-            to, bar = ring_at + stage * form.stage_size, bars_at + stage * 8
-            ring.wait(bar, phase)
-            codes = mxfp4.stage_words(to, lane, slice_groups)
-            scales = mxfp4.stage_scales(to, row, slice_groups)
-            cute.arch.sync_warp()
-            if next_count > 0:
-                next_at, next_left, next_item, next_count, next_rest = _fetch_tile(
-                    next_at, next_left, next_item, next_count, next_rest, first_b,
-                    w13_at, to, bar, lane, lists_at, form,
-                )  # fmt: skip
-            elif next_step < later:
-                _fetch_chunk(next_step, lane_of_experts, w2_at, to, bar, lane, lists_at, form)
-                next_step = next_step + 1
+                    factor = _load_slice(latent, words, item, warp, lane, lists_at, form)
+            # The tile's arrival also says that a finisher has taken the sums that lie where its own go.
+            at = slice_at + area * form.area_bytes
+            ring.wait(bars_at + area * 8, phase)
+            codes = mxfp4.stage_words(at, lane, slice_groups)
+            scales = mxfp4.stage_scales(at, row, slice_groups)
             total = mxfp4.multiply(codes, scales, [words[j] for j in range(slice_groups * 4)], slice_groups)
-            buffer = i % form.buffers
-            if i >= form.buffers:
-                ring.barrier_sync(1 + form.buffers + buffer, members)
-            place = scratch_at + (buffer * form.slices + warp) * 512 + lane * 16
-            ins.asm(
-                "st.shared.v4.f32 [$0], {$1,$2,$3,$4};", "r,f,f,f,f",
-                [place, total[0] * factor_0, total[1] * factor_1, total[2] * factor_0, total[3] * factor_1],
-            )  # fmt: skip
-            ring.barrier_arrive(1 + buffer, members)
-            stage = stage + 1
-            if stage == form.stages:
-                stage = Int32(0)
+            ins.shared_store_pair(place + area * (form.slices * 256), total[0] * factor, total[1] * factor)
+            ring.barrier_arrive(1 + area, members)
+            area = area + 1
+            if area == AREAS:
+                area = Int32(0)
                 phase = phase ^ 1
             tile = tile + 1
             if tile == form.tiles:
@@ -208,11 +176,15 @@ def _expert_chain(
                 if has_published == 0:
                     _publish(counter_at, lane)
                     has_published = Int32(1)
-            buffer = i % form.buffers
-            ring.barrier_sync(1 + buffer, members)
-            sums = _gather_tile(scratch_at + buffer * (form.slices * 512) + lane * 16, form)
-            if i + form.buffers < mine:
-                ring.barrier_arrive(1 + form.buffers + buffer, members)
+            area = i % AREAS
+            ring.barrier_sync(1 + area, members)
+            sums = _gather_tile(scratch_at + area * (form.slices * 256) + lane * 8, form)
+            cute.arch.sync_warp()
+            # All have read the tile's weights, and its sums are taken: its area may hold another.
+            _fetch_area(
+                i + AREAS, area, first_a, mine_a, first_b, mine, used, bid, lane, w13_at, w2_at, base,
+                bars_at, lists_at, form,
+            )  # fmt: skip
             _store_hidden(sums, hidden_at, unit, lane, lists_at, form)
         if has_published == 0:
             _publish(counter_at, lane)
@@ -225,44 +197,63 @@ def _expert_chain(
     if bid < form.owners:
         # The first group's hidden rows are there, and no partial sums of phase 1 are left in the scratch.
         cute.arch.sync_threads()
-        has_second = Int32(0)
+        column = warp % form.columns
+        k_warp, lane_of_experts = _share_of(warp, form)
+        later = (used - lane_of_experts + form.lanes - 1) // form.lanes * form.loops
+        slots_at = base + warp // 4 * form.area_bytes + warp % 4 * (2 * form.slot_bytes)
+        slot_bars_at = bars_at + (AREAS + 2 * warp) * 8
+        slot, phase, has_second = Int32(0), Int32(0), Int32(0)
         sums_2 = scratch_at + warp * (form.capacity * 64)
         for j in cutlass.range(lane, tokens * 4, 32, unroll=1):
             ins.asm("st.shared.v4.b32 [$0], {$1,$1,$1,$1};", "r,r", [sums_2 + j * 16, Int32(0)])
         cute.arch.sync_warp()
         first = cute.make_rmem_tensor((chunk_groups * 4,), Int32)
         second = cute.make_rmem_tensor((chunk_groups * 4,), Int32)
-        for i in cutlass.range(later, unroll=1):
-            if has_second == 0 and lane_of_experts + i // loops * form.lanes >= split_rank:
+        if later > 0:
+            if lane_of_experts >= split_rank:
                 has_second = _await_second(counter_at, blocks, lane)
-            _load_hidden(first, hidden_at, i, 0, Int32(0), lane_of_experts, k_warp, lane, lists_at, form)
+            at = _hidden_address(hidden_at, Int32(0), Int32(0), lane_of_experts, k_warp, lane, lists_at, form)
+            _load_hidden(first, at, 0, form)
             if cutlass.const_expr(form.parts == 2):
-                _load_hidden(second, hidden_at, i, 1, Int32(0), lane_of_experts, k_warp, lane, lists_at, form)
-            start, count = token_lists.rank_tokens(lists_at, lane_of_experts + i // loops * form.lanes, lists)
-            here_at, bar = ring_at + stage * form.stage_size, bars_at + stage * 8
+                _load_hidden(second, at, 1, form)
+        for i in cutlass.range(later, unroll=1):
+            start, count = token_lists.rank_tokens(
+                lists_at, lane_of_experts + i // form.loops * form.lanes, lists
+            )
+            here_at, bar = slots_at + slot * form.slot_bytes, slot_bars_at + slot * 8
             ring.wait(bar, phase)
             total = _multiply_stage(here_at, lane, first, form)
+            following = hidden_at
+            if i + 1 < later:
+                rank = lane_of_experts + (i + 1) // form.loops * form.lanes
+                if has_second == 0 and rank >= split_rank:
+                    has_second = _await_second(counter_at, blocks, lane)
+                following = _hidden_address(
+                    hidden_at, i + 1, Int32(0), lane_of_experts, k_warp, lane, lists_at, form
+                )
+                _load_hidden(first, following, 0, form)
             if cutlass.const_expr(form.parts == 2):
                 total = mxfp4.added(total, _multiply_stage(here_at + size_2, lane, second, form))
             if count > COLUMNS:
                 for block in cutlass.range(1, (count + COLUMNS - 1) // COLUMNS, unroll=1):
-                    rest = [Float32(0.0)] * 4
+                    rest = [Float32(0.0)] * 2
+                    at = _hidden_address(hidden_at, i, block, lane_of_experts, k_warp, lane, lists_at, form)
                     for part in cutlass.range_constexpr(form.parts):
-                        _load_hidden(
-                            second, hidden_at, i, part, block, lane_of_experts, k_warp, lane, lists_at, form
-                        )
+                        _load_hidden(second, at, part, form)
                         rest = mxfp4.added(rest, _multiply_stage(here_at + part * size_2, lane, second, form))
                     skipped = block * COLUMNS
                     _accumulate(rest, sums_2, start + skipped, count - skipped, lane, lists_at, form)
+            if i + 1 < (later if form.parts == 2 else 0):
+                _load_hidden(second, following, 1, form)
             cute.arch.sync_warp()
-            if next_step < later:
-                _fetch_chunk(next_step, lane_of_experts, w2_at, here_at, bar, lane, lists_at, form)
+            if i + 2 < later:
+                at = _chunk_address(i + 2, bid, column, k_warp, lane_of_experts, w2_at, lists_at, form)
+                if lane == 0:
+                    ring.expect(bar, form.slot_bytes)
+                    ins.bulk_load(here_at, at, Int32(form.slot_bytes), bar)
             _accumulate(total, sums_2, start, count, lane, lists_at, form)
-            next_step = next_step + 1
-            stage = stage + 1
-            if stage == form.stages:
-                stage = Int32(0)
-                phase = phase ^ 1
+            phase = phase ^ slot
+            slot = slot ^ 1
         cute.arch.sync_threads()
         _write_columns(out, scratch_at, tid, bid, tokens, form)
     if tid == 0:
@@ -291,79 +282,78 @@ def _publish(counter: Int64, lane: Int32):
         ring.arrive(counter)
 
 
-@cute.jit
-def _tile_address(w13_at: Int64, item: Int32, tile: Int32, lists_at: Int32, form: cutlass.Constexpr):
-    """Where this warp's slice of a tile of the item's expert lies."""
-    rank = ring.load_shared(lists_at + form.lists.items + item * 4) & 0xFFFF
-    place = token_lists.expert_of(lists_at, rank) * form.tiles + tile
-    return w13_at + Int64(place) * (form.slices * mxfp4.stage_bytes(form.slice_groups))
+def _share_of(warp: Int32, form: Form) -> tuple[Int32, Int32]:
+    """A warp's part of K and of the experts in phase 2."""
+    return warp // form.columns % form.k_warps, warp // (form.columns * form.k_warps)
 
 
-@cute.jit
-def _fetch_tile(
-    at: Int64,
-    left: Int32,
-    item: Int32,
-    count: Int32,
-    rest: Int32,
-    first_b: Int32,
-    w13_at: Int64,
-    to: Int32,
-    bar: Int32,
-    lane: Int32,
-    lists_at: Int32,
-    form: cutlass.Constexpr,
-):
-    """Ask for the phase 1 stage at `at`; returns the state of the requests after it."""
-    size = mxfp4.stage_bytes(form.slice_groups)
-    if lane == 0:
-        ring.expect(bar, size)
-        ins.bulk_load(to, at, Int32(size), bar)
-    at = at + form.slices * size
-    left = left - 1
-    count = count - 1
-    if count == 0 and rest > 0:
-        item = first_b // form.tiles
-        left = form.tiles - first_b % form.tiles
-        count = rest
-        rest = Int32(0)
-        at = _tile_address(w13_at, item, form.tiles - left, lists_at, form)
-    elif left == 0 and count > 0:
-        item = item + 1
-        left = Int32(form.tiles)
-        at = _tile_address(w13_at, item, Int32(0), lists_at, form)
-    return at, left, item, count, rest
-
-
-@cute.jit
-def _fetch_chunk(
+def _chunk_address(
     step: Int32,
+    bid: Int32,
+    column: Int32,
+    k_warp: Int32,
     lane_of_experts: Int32,
     w2_at: Int64,
-    to: Int32,
-    bar: Int32,
+    lists_at: Int32,
+    form: Form,
+) -> Int64:
+    """Where stage `step` of a warp's phase 2 sequence lies."""
+    expert = token_lists.expert_of(lists_at, lane_of_experts + step // form.loops * form.lanes)
+    tile = Int64(expert) * (form.latent // 16) + (bid * form.columns + column)
+    chunk = k_warp + step % form.loops * form.k_warps
+    return w2_at + (tile * (form.chunks // form.parts) + chunk) * form.slot_bytes
+
+
+@cute.jit
+def _fetch_area(
+    index: Int32,
+    area: Int32,
+    first_a: Int32,
+    mine_a: Int32,
+    first_b: Int32,
+    mine: Int32,
+    used: Int32,
+    bid: Int32,
     lane: Int32,
+    w13_at: Int64,
+    w2_at: Int64,
+    base: Int32,
+    bars_at: Int32,
     lists_at: Int32,
     form: cutlass.Constexpr,
 ):
-    """Ask for stage `step` of this warp's phase 2 sequence."""
-    size, loops = mxfp4.stage_bytes(form.chunk_groups), form.loops
-    if lane == 0:
-        rank = lane_of_experts + step // loops * form.lanes
-        at = w2_at + Int64(token_lists.expert_of(lists_at, rank)) * (form.latent // 16 * form.chunks * size)
-        at = at + step % loops * (form.k_warps * form.parts * size)
-        ring.expect(bar, form.parts * size)
-        ins.bulk_load(to, at, Int32(form.parts * size), bar)
+    """One warp: ask for the block's tile number `index`, or, past the last, for the first phase 2 stages of
+    four warps.
+    """
+    if index < mine:
+        unit = first_a + index
+        if index >= mine_a:
+            unit = first_b + (index - mine_a)
+        if lane == 0:
+            rank = ring.load_shared(lists_at + form.lists.items + unit // form.tiles * 4) & 0xFFFF
+            place = token_lists.expert_of(lists_at, rank) * form.tiles + unit % form.tiles
+            bar = bars_at + area * 8
+            ring.expect(bar, form.tile_bytes)
+            at = w13_at + Int64(place) * form.tile_bytes
+            ins.bulk_load(base + area * form.area_bytes, at, Int32(form.tile_bytes), bar)
+    elif bid < form.owners and lane < SLOTS // AREAS:
+        warp, step = area * 4 + lane // 2, lane % 2
+        k_warp, lane_of_experts = _share_of(warp, form)
+        if lane_of_experts + step // form.loops * form.lanes < used:
+            at = _chunk_address(
+                step, bid, warp % form.columns, k_warp, lane_of_experts, w2_at, lists_at, form
+            )
+            bar = bars_at + (AREAS + area * (SLOTS // AREAS) + lane) * 8
+            to = base + area * form.area_bytes + lane * form.slot_bytes
+            ring.expect(bar, form.slot_bytes)
+            ins.bulk_load(to, at, Int32(form.slot_bytes), bar)
 
 
 def _gather_tile(sums_at: Int32, form: Form) -> list[Float32]:
     """Add the K slices of a tile in ascending order."""
-    sums = [Float32(0.0)] * 4
+    sums = [Float32(0.0)] * 2
     for w in range(form.slices):
-        part = ins.asm(
-            "ld.shared.v4.f32 {$0,$1,$2,$3}, [$4];", "=f,=f,=f,=f,r", [sums_at + w * 512], [Float32] * 4
-        )
-        sums = [a + b for a, b in zip(sums, part, strict=True)]
+        sums = mxfp4.added(sums, list(ins.shared_load_pair(sums_at + w * 256)))
     return sums
 
 
@@ -371,15 +361,14 @@ def _gather_tile(sums_at: Int32, form: Form) -> list[Float32]:
 def _store_hidden(
     sums: Any, hidden_at: Int64, unit: Int32, lane: Int32, lists_at: Int32, form: cutlass.Constexpr
 ):
-    """SiTU of a tile's sums: 8 hidden values of up to 8 pairs."""
+    """SiTU of a tile's sums: 8 hidden values of up to 4 pairs."""
     start, here = token_lists.item_tokens(lists_at, unit // form.tiles, form.lists)
-    for c in cutlass.range_constexpr(2):
-        slot = lane % 4 * 2 + c
-        if slot < here:
-            pair = token_lists.pair_at(lists_at, start + slot, form.lists)
-            value = ring.situ(sums[c], sums[2 + c]) * float(2**HIDDEN_EXPONENT)
-            to = hidden_at + (Int64(pair) * form.inter + unit % form.tiles * 8 + lane // 4) * 2
-            ins.asm("{ .reg .b16 h; cvt.rn.f16.f32 h, $1; st.global.b16 [$0], h; }", "l,f", [to, value])
+    slot = lane % 4
+    if slot < here:
+        pair = token_lists.pair_at(lists_at, start + slot, form.lists)
+        value = ring.situ(sums[0], sums[1]) * float(2**HIDDEN_EXPONENT)
+        to = hidden_at + (Int64(pair) * form.inter + unit % form.tiles * 8 + lane // 4) * 2
+        ins.asm("{ .reg .b16 h; cvt.rn.f16.f32 h, $1; st.global.b16 [$0], h; }", "l,f", [to, value])
 
 
 @cute.jit
@@ -392,19 +381,15 @@ def _load_slice(
     lists_at: Int32,
     form: cutlass.Constexpr,
 ):
-    """This warp's K slice of an item's tokens as fp16 fragments; returns the factors of the lane's two
-    columns.
-    """
-    row, quarter = lane // 4, lane % 4
+    """This warp's K slice of an item's tokens as fp16 fragments; returns the factor of the lane's token."""
+    quarter = lane % 4
     start, here = token_lists.item_tokens(lists_at, item, form.lists)
-    at = ins.byte_address(latent)
-    if row < here:
-        pair = token_lists.pair_at(lists_at, start + row, form.lists)
-        at = at + Int64(token_lists.token_of(pair, form.lists)) * latent.stride[0] * 2
+    pair = token_lists.pair_at(lists_at, start + cutlass.min(lane // 8, here - 1), form.lists)
+    at = ins.byte_address(latent) + Int64(token_lists.token_of(pair, form.lists)) * latent.stride[0] * 2
     at = at + Int64(warp * (form.slice_groups * 64) + quarter * 16)
     raw: list[Int32] = []
     for g in cutlass.range_constexpr(form.slice_groups):
-        raw.extend(ring.load_if(at + g * 64, row < here))
+        raw.extend(ins.load_activation(at + g * 64))
     largest = Int32(0)
     for word in raw:
         largest = ins.asm(
@@ -419,35 +404,34 @@ def _load_slice(
     for j in cutlass.range_constexpr(form.slice_groups * 4):
         low, high = ins.low_half(raw[j]) * scale, ins.high_half(raw[j]) * scale
         words[j] = ins.asm("cvt.rn.f16x2.f32 $0, $1, $2;", "=r,f,f", [high, low], [Int32], is_pure=True)
-    back = ring.as_float(exponent << 23)
-    return cute.arch.shuffle_sync(back, quarter * 8), cute.arch.shuffle_sync(back, quarter * 8 + 4)
+    return cute.arch.shuffle_sync(ring.as_float(exponent << 23), quarter * 8)
 
 
-@cute.jit
-def _load_hidden(
-    words: cute.Tensor,
+def _hidden_address(
     hidden_at: Int64,
     step: Int32,
-    part: cutlass.Constexpr,
     block: Int32,
     lane_of_experts: Int32,
     k_warp: Int32,
     lane: Int32,
     lists_at: Int32,
-    form: cutlass.Constexpr,
-):
-    """Fragments of up to 8 hidden rows of the expert at step `step` of this warp's phase 2 sequence."""
+    form: Form,
+) -> Int64:
+    """Where this lane's part of up to 4 hidden rows begins, at step `step` of the warp's phase 2 sequence."""
     rank = lane_of_experts + step // form.loops * form.lanes
-    chunk = (k_warp + step % form.loops * form.k_warps) * form.parts + part
+    chunk = (k_warp + step % form.loops * form.k_warps) * form.parts
     start, count = token_lists.rank_tokens(lists_at, rank, form.lists)
-    slot = block * COLUMNS + lane // 4
-    at = hidden_at
-    if slot < count:
-        pair = token_lists.pair_at(lists_at, start + slot, form.lists)
-        at = hidden_at + Int64(pair) * (form.inter * 2)
-    at = at + Int64(chunk * (form.chunk_groups * 64) + lane % 4 * 16)
+    slot = cutlass.min(block * COLUMNS + lane // 8, count - 1)
+    pair = token_lists.pair_at(lists_at, start + slot, form.lists)
+    at = hidden_at + Int64(pair) * (form.inter * 2)
+    return at + Int64(chunk * (form.chunk_groups * 64) + lane % 4 * 16)
+
+
+@cute.jit
+def _load_hidden(words: cute.Tensor, at: Int64, part: cutlass.Constexpr, form: cutlass.Constexpr):
+    """Fragments of the hidden rows for one chunk of a stage."""
     for g in cutlass.range_constexpr(form.chunk_groups):
-        loaded = ring.load_if(at + g * 64, slot < count)
+        loaded = ins.load_activation(at + (part * form.chunk_groups + g) * 64)
         for j in cutlass.range_constexpr(4):
             words[g * 4 + j] = loaded[j]
 
@@ -462,16 +446,15 @@ def _accumulate(
     lists_at: Int32,
     form: cutlass.Constexpr,
 ):
-    """Add the router's share of 16 rows x up to 8 tokens to the warp's sums [token, 16]."""
-    for c in cutlass.range_constexpr(2):
-        slot = lane % 4 * 2 + c
-        if slot < count:
-            token = token_lists.token_of(token_lists.pair_at(lists_at, start + slot, form.lists), form.lists)
-            share = token_lists.share_at(lists_at, start + slot, form.lists)
-            share = share * float(2.0 ** (mxfp4.CODE_EXPONENT - HIDDEN_EXPONENT))
-            to = sums_at + (token * 16 + lane // 4) * 4
-            ins.shared_store_f32(to, ins.shared_load_f32(to) + share * total[c])
-            ins.shared_store_f32(to + 32, ins.shared_load_f32(to + 32) + share * total[2 + c])
+    """Add the router's share of 16 rows x up to 4 tokens to the warp's sums [token, 16]."""
+    slot = lane % 4
+    if slot < count:
+        token = token_lists.token_of(token_lists.pair_at(lists_at, start + slot, form.lists), form.lists)
+        share = token_lists.share_at(lists_at, start + slot, form.lists)
+        share = share * float(2.0 ** (mxfp4.CODE_EXPONENT - HIDDEN_EXPONENT))
+        to = sums_at + (token * 16 + lane // 4) * 4
+        ins.shared_store_f32(to, ins.shared_load_f32(to) + share * total[0])
+        ins.shared_store_f32(to + 32, ins.shared_load_f32(to + 32) + share * total[1])
     cute.arch.sync_warp()
 
 
@@ -498,7 +481,7 @@ def _write_columns(
 
 
 def _multiply_stage(at: Int32, lane: Int32, words: Any, form: Form) -> list[Float32]:
-    """A chunk of phase 2: 16 rows x up to 8 hidden rows."""
+    """A chunk of phase 2: 16 rows x up to 4 hidden rows."""
     groups = form.chunk_groups
     codes, scales = mxfp4.stage_words(at, lane, groups), mxfp4.stage_scales(at, lane // 4, groups)
     return mxfp4.multiply(codes, scales, [words[j] for j in range(groups * 4)], groups)

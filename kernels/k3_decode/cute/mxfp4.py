@@ -151,23 +151,19 @@ def stage_scales(at: Int32, row: Int32, groups: int) -> list[Int32]:
 
 
 def multiply(codes: list[Int32], scales: list[Int32], b: list[Int32], groups: int) -> list[Float32]:
-    """16 rows x 8 tokens over `groups` groups of K: scaled fp32 sums, times 2^-14 for the codes' exponent."""
+    """16 rows x 4 tokens (at the even columns) over `groups` groups of K: this lane's scaled fp32 sums of
+    row l//4 and of row l//4 + 8, times 2^-14 for the codes' exponent.
+    """
     half = scale_half(groups) // 4
-    total = [Float32(0.0)] * 4
+    upper, lower = Float32(0.0), Float32(0.0)
     zero = [Float32(0.0)] * 4
     for g in range(groups):
         top, bottom = decode_word(codes[2 * g]), decode_word(codes[2 * g + 1])
         part = mma_f16((top[0], bottom[0], top[1], bottom[1]), b[4 * g : 4 * g + 2], zero)
         part = mma_f16((top[2], bottom[2], top[3], bottom[3]), b[4 * g + 2 : 4 * g + 4], part)
-        upper = decode_scale(scales[g // 4], g % 4)
-        lower = decode_scale(scales[half + g // 4], g % 4)
-        total = [
-            total[0] + part[0] * upper,
-            total[1] + part[1] * upper,
-            total[2] + part[2] * lower,
-            total[3] + part[3] * lower,
-        ]
-    return total
+        upper = upper + part[0] * decode_scale(scales[g // 4], g % 4)
+        lower = lower + part[2] * decode_scale(scales[half + g // 4], g % 4)
+    return [upper, lower]
 
 
 def added(left: list[Float32], right: list[Float32]) -> list[Float32]:

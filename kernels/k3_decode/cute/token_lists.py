@@ -1,9 +1,9 @@
 """A step's tokens by expert, as lists in the shared memory of each block of the expert kernel.
 
 Words: a *pair* is token x top_k + place. `used` ranks count the experts in use, in ascending order of their
-ids (for one token in the order of its ids); an *item* is an expert and up to 8 of its tokens. Invariant:
+ids (for one token in the order of its ids); an *item* is an expert and up to 4 of its tokens. Invariant:
 all blocks of a grid build the same lists, so that an item means the same tokens everywhere: where an expert
-has more than 8 tokens, its pairs are in ascending order.
+has more than 4 tokens, its pairs are in ascending order.
 """
 
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ __all__ = [
     "token_of",
 ]
 
-COLUMNS = 8
-"""Tokens of one expert that a matrix instruction takes at once."""
+COLUMNS = 4
+"""Tokens of one expert that a matrix instruction takes at once: one in two of its columns."""
 COUNT_BITS = 11
 """Pairs and items of a step fit into 11 bits each, experts in use into 10: one scan adds all three."""
 
@@ -63,7 +63,7 @@ class Lists:
 
     @property
     def items(self) -> int:
-        """By item: rank, block of 8 tokens << 16."""
+        """By item: rank, block of 4 tokens << 16."""
         return self.starts + 4 * self.used
 
     @property
@@ -258,7 +258,7 @@ def _scan_experts(at: Int32, tid: Int32, lists: cutlass.Constexpr):
 
 def _blocks_of(count: Int32) -> Int32:
     """Items of an expert."""
-    return (count + (COLUMNS - 1)) >> 3
+    return (count + (COLUMNS - 1)) >> 2
 
 
 def _unpacked(packed: Int32) -> tuple[Int32, Int32, Int32]:

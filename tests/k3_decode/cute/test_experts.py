@@ -104,6 +104,7 @@ def test_every_variant_fits_one_multiprocessor(variant: Any) -> None:
     form = variant.compile.__defaults__[0]
     assert form.shared_bytes <= 227 * 1024
     assert form.owners <= 112
+    assert form.area_bytes >= max(form.tile_bytes, 8 * form.slot_bytes)
     assert form.columns * form.k_warps * form.lanes == layout.WARPS
     assert form.slices * form.slice_groups * 32 == form.latent
     assert form.chunks * form.chunk_groups * 32 == form.inter
