@@ -96,7 +96,7 @@ def _result(bundles: list[Path], policy: str | None, disclosure: "Disclosure") -
             digest=opened.digest,
             state=submissions[0].verification.state,
             change=opened.plan.change,
-            outcomes=opened.outcomes,
+            outcomes=submissions[0].outcomes,
             verdict=verdict,
             body=render_markdown(view, disclosure),
         )

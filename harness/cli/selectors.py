@@ -45,6 +45,13 @@ SELECTORS: dict[str, tuple[Any, object]] = {
         "HEAD~1",
     ),
     "head": (Annotated[str, typer.Option("--head", help="Where the change ends.")], "HEAD"),
+    "pr": (
+        Annotated[
+            str | None,
+            typer.Option("--pr", metavar="OWNER/REPO#N", help="Take base and head of this pull request."),
+        ],
+        None,
+    ),
     "tier": (Annotated[str, typer.Option("--tier", help="auto, smoke, rank, node or claim.")], "auto"),
     "stage": (
         Annotated[list[str] | None, typer.Option("--stage", help="Only this stage; may be repeated.")],
@@ -101,6 +108,8 @@ class Selection:
     nonce: str | None = None
     only: tuple[str, ...] = ()
     """Only checks that one of these words names: check id, op, subject or cell; empty: all."""
+    pr: str | None = None
+    """Pull request whose base and head are taken; its commits must be in `repo`."""
 
 
 def selecting(
@@ -143,7 +152,7 @@ def make_selected_plan(selection: Selection) -> Any:
     from harness.domain.stage import PlanRequest
     from harness.engines.packs import harness_digest, load_pack, pack_digest
     from harness.planner import CodeDigests, make_nonce, make_plan, plan_seed, resolve_tier
-    from harness.repository import Limits, load_change
+    from harness.repository import Limits
 
     stages = _parse_stages(selection.stages)
     pack = load_pack(selection.pack)
@@ -151,13 +160,7 @@ def make_selected_plan(selection: Selection) -> Any:
     policy, zones, rules = load_policy_set(selection.policy)
     machine = _machine(selection.machine)
     tier = resolve_tier(selection.tier, machine)
-    change, tree = load_change(
-        selection.repo,
-        selection.base,
-        selection.head,
-        Limits(policy.max_changed_files, policy.max_diff_bytes),
-    )
-    tree.close()
+    change = _change(selection, Limits(policy.max_changed_files, policy.max_diff_bytes))
     if change.is_dirty and not selection.allow_dirty:
         raise InputError(
             f"{selection.repo}: the working tree differs from {selection.head} ({change.head[:12]}), so "
@@ -178,6 +181,29 @@ def make_selected_plan(selection: Selection) -> Any:
     )  # fmt: skip
     digests = CodeDigests(harness_digest(), pack_digest(pack))
     return make_plan(request, digests, nonce, stages, selection.only)
+
+
+def _change(selection: Selection, limits: Any) -> Any:
+    """The change between base and head, which are the pull request's where one is named."""
+    from harness.repository import load_change
+
+    if selection.pr is None:
+        change, tree = load_change(selection.repo, selection.base, selection.head, limits)
+        tree.close()
+        return change
+    from harness.forge.client import read_access
+    from harness.forge.pull_request import fetch_command, selected_pull_request
+
+    if (selection.base, selection.head) != (SELECTORS["base"][1], SELECTORS["head"][1]):
+        raise InputError("--pr names base and head itself; leave out --base and --head, or --pr")
+    pull = selected_pull_request(selection.pr)
+    try:
+        change, tree = load_change(selection.repo, pull.base, pull.head, limits, pull.number)
+    except InputError as error:
+        bring = fetch_command(read_access().api, pull.name)
+        raise InputError(f"{error}; to bring {pull.name} into {selection.repo}: {bring}") from error
+    tree.close()
+    return change
 
 
 def _parse_stages(names: tuple[str, ...]) -> tuple[StageName, ...]:
