@@ -269,6 +269,8 @@ class EvalTask(Record):
     tail_tokens: Whole = 0
     min_score: float
     """Stock must reach it, or the eval proves nothing."""
+    answer_tokens: Whole = 16
+    """About how many tokens an answer has: what an eval takes is planned from it."""
 
 
 class Pack(Protocol):

@@ -197,7 +197,7 @@ class K3DecodePack:
             ),
             door.EvalTask(
                 name="chain_canary", model="canary", smoke_items=4, full_items=96, stop_token=END,
-                min_score=0.85, scorer="tail", tail_tokens=CHAIN_TAIL,
+                min_score=0.85, scorer="tail", tail_tokens=CHAIN_TAIL, answer_tokens=CHAIN_TOKENS[0],
             ),
         )  # fmt: skip
 

@@ -25,10 +25,11 @@ DEFAULTS: dict[str, float] = {
 stock's own; `margin`: the loss of score that non-inferiority must exclude."""
 DRIFT_STEPS = 96
 DRIFT_STEPS_FULL = 1024
-DRIFT_COST_S = 6.0
+DRIFT_COST_S = 14.0
 """Measured on 2 cores with the nano model, three arms and the poisoned one."""
-ITEM_COST_S = 0.5
-"""Measured on 2 cores with the canary model, one item through one arm, batched by 8."""
+BATCH = 8
+PROMPT_COST_S, STEP_COST_S = 0.5, 0.03
+"""Measured on 2 cores with the canary model: a prompt through one arm, and a decode step of up to a batch."""
 
 
 def plan(request: PlanRequest) -> tuple[Check, ...]:
@@ -76,8 +77,9 @@ def _drift(request: PlanRequest, arch: str, missing: str | None) -> Check:
 
 def _task(request: PlanRequest, task: EvalTask, arch: str, missing: str | None) -> Check:
     items = task.full_items if request.is_full else task.smoke_items
+    passes = 2 * -(-items // BATCH) + 1  # both arms, and the poisoned one on the first items
     parameters: tuple[tuple[str, Scalar], ...] = (
-        ("kind", "task"), ("model", task.model), ("seed", request.seed), ("items", items), ("batch", 8),
+        ("kind", "task"), ("model", task.model), ("seed", request.seed), ("items", items), ("batch", BATCH),
         ("stop", task.stop_token), ("scorer", task.scorer), ("tail_tokens", task.tail_tokens),
         ("min_score", task.min_score), ("poison_scale", 2.0), ("implementation", _implementation(arch)),
     )  # fmt: skip
@@ -90,7 +92,7 @@ def _task(request: PlanRequest, task: EvalTask, arch: str, missing: str | None) 
         thresholds=_thresholds(request),
         parameters=parameters,
         tier=_tier(arch),
-        cost_s=ITEM_COST_S * items * 2,
+        cost_s=PROMPT_COST_S * items * 2 + STEP_COST_S * task.answer_tokens * passes,
         unavailable=missing,
     )
 

@@ -31,9 +31,8 @@ DEFAULTS: dict[str, float] = {
 """Where the policy names none. `min_ratio`: stock time over optimised time that a cell without a promise must
 reach; `interval_width`: sampling stops when the ratio's interval is narrower. A token of a layer may be
 `error_factor` x stock + `error_floor` away from float64 (relative L2; half a unit in bf16's last place)."""
-COST_PER_CELL_S = 1.5
-"""Measured on 2 cores with the nano model: opening four sessions."""
-COST_PER_ROW_S = 0.06
+COST_PER_CELL_S, COST_PER_ROW_S, COST_PER_PROMPT_TOKEN_S = 1.0, 0.08, 0.001
+"""Measured on 2 cores with the nano model, four sessions: 22 s for five cells of 1 to 64 requests."""
 COST_PER_LAYER_CELL_S = 4.0
 """On an H200: capture of five arms, one layer in float64, and the samples."""
 
@@ -131,7 +130,7 @@ def _checks(request: PlanRequest, sweep: Sweep) -> Iterator[Check]:
             thresholds=_thresholds(request),
             parameters=parameters,
             tier=Tier.SMOKE if arch == "cpu" else Tier.RANK,
-            cost_s=COST_PER_CELL_S + COST_PER_ROW_S * cell.batch,
+            cost_s=COST_PER_CELL_S + cell.batch * (COST_PER_ROW_S + COST_PER_PROMPT_TOKEN_S * cell.context),
             unavailable=missing,
         )
 
