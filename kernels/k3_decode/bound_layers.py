@@ -13,9 +13,21 @@ from k3_decode.op_table import Bound, OpTable
 from k3_decode.rank_weights import DenseWeights, KdaWeights, LayerWeights, MlaWeights
 from k3_decode.shapes import RankShapes
 
-__all__ = ["Ahead", "BoundLayer", "ChainOptions", "Layout", "bind_layer", "share_of", "weights_of"]
+__all__ = [
+    "Ahead",
+    "BoundLayer",
+    "ChainOptions",
+    "Layout",
+    "SharedPlace",
+    "bind_layer",
+    "share_of",
+    "weights_of",
+]
 
 Layout = Literal["whole", "sharded"]
+
+
+SharedPlace = Literal["before_router", "before_experts", "after_experts"]
 
 
 class Ahead(NamedTuple):
@@ -26,7 +38,7 @@ class Ahead(NamedTuple):
 
     out_proj: int = 0
     """While the attention's state is updated."""
-    shared: int = 0
+    shared_down: int = 0
     """Of the shared expert, from the end of the output projection on."""
     in_proj: int = 0
     """Of the next layer, from the end of the routed experts on."""
@@ -46,8 +58,8 @@ class ChainOptions:
     layout: Layout = "whole"
     exchange_slots: int = 1
     """Buffers that an exchange rotates over, layer by layer."""
-    shared_place: Literal["last", "first", "aside"] = "last"
-    """When the shared expert runs: after the routed ones, before the router, or on a stream of its own."""
+    shared_place: SharedPlace = "before_experts"
+    """When the shared expert's down-projection runs."""
     ahead: Ahead = NOTHING_AHEAD
 
 
@@ -65,14 +77,16 @@ class BoundLayer:
     front: Bound | None
     bias: torch.Tensor | None
     experts: Bound | None
-    mlp: Bound
+    mlp: Bound | None
+    """Of the dense layer."""
+    shared_down: Bound | None
     tail: Bound | None
 
 
 def bind_layer(table: OpTable, layer: LayerWeights, shapes: RankShapes, options: ChainOptions) -> BoundLayer:
     """The layer on a table of ops."""
     attention, ffn = layer.attention, layer.ffn
-    kda = query = value = front = experts = tail = bias = None
+    kda = query = value = front = experts = tail = bias = mlp = shared_down = None
     if isinstance(attention, KdaWeights):
         kda = table["kda_step"].prepare(
             conv_weight=attention.conv_weight,
@@ -92,9 +106,11 @@ def bind_layer(table: OpTable, layer: LayerWeights, shapes: RankShapes, options:
                 return weight
             return weight[share_of(weight.shape[0], shapes.tp, options.rank)]
 
-        mlp = table["situ_mlp"].prepare(gate_up_weight=ffn.shared_gate_up, down_weight=ffn.shared_down)
+        shared_down = table["projection"].prepare(weight=ffn.shared_down)
         front = table["moe_front"].prepare(
-            router_weight=own(ffn.router_weight), down_weight=own(ffn.down_weight)
+            router_weight=own(ffn.router_weight),
+            down_weight=own(ffn.down_weight),
+            gate_up_weight=ffn.shared_gate_up,
         )
         bias = ffn.router_bias
         experts = table["experts"].prepare(
@@ -113,6 +129,7 @@ def bind_layer(table: OpTable, layer: LayerWeights, shapes: RankShapes, options:
         bias=bias,
         experts=experts,
         mlp=mlp,
+        shared_down=shared_down,
         tail=tail,
     )
 

@@ -41,12 +41,12 @@ def calls_of_a_step(model: K3Shapes) -> dict[str, int]:
     moe = model.layers - 1
     return {
         "attn_res": 2 * model.layers + 1,
-        "projection": 2 * model.layers + 1,
+        "projection": 2 * model.layers + moe + 1,
         "kda_step": model.layers - mla,
         "moe_front": moe,
         "router": moe,
         "experts": moe,
-        "situ_mlp": model.layers,
+        "situ_mlp": 1,
         "latent_tail": moe,
         "mla_query": mla,
         "mla_attend": mla,

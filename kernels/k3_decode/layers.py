@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from k3_decode.bound_layers import BoundLayer, ChainOptions, bind_layer, share_of, weights_of
+from k3_decode.bound_layers import BoundLayer, ChainOptions, SharedPlace, bind_layer, share_of, weights_of
 from k3_decode.collectives import Exchange, gather, reduce
 from k3_decode.model import SOFTMAX_SCALE
 from k3_decode.op_table import Bound, OpTable
@@ -43,7 +43,7 @@ class LayerChain:
         device = layers[0].attention_norm.device
         self._shapes, self._caches, self._table, self._options = shapes, caches, table, options
         self._layers = tuple(bind_layer(table, layer, shapes, options) for layer in layers)
-        needs_side = options.shared_place == "aside" or any(options.ahead)
+        needs_side = any(options.ahead)
         self._side = torch.cuda.Stream(device) if needs_side else None  # type: ignore[no-untyped-call,unused-ignore]  # has no types
         self.launches = torch.zeros(LAUNCH_SLOTS, dtype=torch.int32, device=device)
         """Kernel launches by op since the last clearing, counted by the kernels."""
@@ -74,7 +74,8 @@ class LayerChain:
             self._attend(use, index, layer, step)
             mix = before_ffn(place, block)
             self.run("projection", x=use["core"], out=spare, **layer.out_proj)
-            self._ask(self._options.ahead.shared, layer.mlp)
+            if layer.shared_down is not None:
+                self._ask(self._options.ahead.shared_down, layer.shared_down)
             attended = yield from reduce(spare, tp)
             if attended is not spare:
                 spare.copy_(attended)
@@ -208,20 +209,24 @@ class LayerChain:
         """The FFN's output, combined over ranks."""
         tp, slot = self._shapes.tp, index % self._options.exchange_slots
         out = use["ffn"][slot]
-        if layer.front is None or layer.experts is None or layer.tail is None:
+        if layer.mlp is not None:
             self.run("situ_mlp", x=use["x"], out=out, **layer.mlp)
             return (yield from reduce(out, tp))
+        assert layer.front is not None
+        assert layer.experts is not None
+        assert layer.tail is not None
         logits, latent = use["logits"][slot], use["latent"][slot]
-        self.run("moe_front", x=use["x"], logits=self._own(logits), latent=self._own(latent), **layer.front)
+        self.run(
+            "moe_front",
+            x=use["x"],
+            logits=self._own(logits),
+            latent=self._own(latent),
+            hidden=use["hidden"],
+            **layer.front,
+        )
         logits = yield from self._exchanged(logits)
         latent = yield from self._exchanged(latent)
-        place = self._options.shared_place
-        if place == "aside" and self._side is not None:
-            self._side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._side):
-                self.run("situ_mlp", x=use["x"], out=use["shared"], **layer.mlp)
-        elif place == "first":
-            self.run("situ_mlp", x=use["x"], out=use["shared"], **layer.mlp)
+        self._share_at("before_router", use, layer)
         self.run(
             "router",
             logits=logits,
@@ -230,6 +235,7 @@ class LayerChain:
             weights=use["shares"],
             scale=self._shapes.model.routed_scale,
         )
+        self._share_at("before_experts", use, layer)
         self.run(
             "experts",
             latent=latent,
@@ -240,11 +246,8 @@ class LayerChain:
         )
         if index + 1 < len(self._layers):
             self._ask(self._options.ahead.in_proj, self._layers[index + 1].in_proj)
+        self._share_at("after_experts", use, layer)
         routed = yield from reduce(use["routed"], tp)
-        if place == "aside" and self._side is not None:
-            torch.cuda.current_stream().wait_stream(self._side)
-        elif place == "last":
-            self.run("situ_mlp", x=use["x"], out=use["shared"], **layer.mlp)
         shared = yield from reduce(use["shared"], tp)
         self.run(
             "latent_tail",
@@ -255,6 +258,11 @@ class LayerChain:
             **layer.tail,
         )
         return (yield from self._exchanged(out))
+
+    def _share_at(self, place: SharedPlace, use: Buffers, layer: BoundLayer) -> None:
+        """The shared expert's down-projection, where its place is here."""
+        if place == self._options.shared_place and layer.shared_down is not None:
+            self.run("projection", x=use["hidden"], out=use["shared"], **layer.shared_down)
 
     def _own(self, whole: torch.Tensor) -> torch.Tensor:
         """The columns that this rank computes."""

@@ -153,7 +153,7 @@ def _cute_ops(shapes: RankShapes, device: torch.device) -> OpTable:
         "attn_res": FusedOp(attn_res.attn_res, _same),
         "projection": FusedOp(projection.projection, _same),
         "kda_step": FusedOp(kda_step.kda_step, _same),
-        "moe_front": FusedOp(moe_front.moe_front, _same),
+        "moe_front": FusedOp(moe_front.moe_front, moe_front.prepare),
         "router": FusedOp(router.router, _same),
         "experts": FusedOp(experts.experts, prepare_experts),
         "situ_mlp": FusedOp(situ_mlp.situ_mlp, prepare_mlp, MLP_LAUNCHES),

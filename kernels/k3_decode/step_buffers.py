@@ -43,6 +43,7 @@ def allocate(shapes: RankShapes, table: OpTable, options: ChainOptions, device: 
         "lse": zeros(pairs, dtype=torch.float32),
         "logits": zeros(slots, rows, model.experts, dtype=torch.float32),
         "latent": zeros(slots, rows, model.latent),
+        "hidden": zeros(rows, shapes.shared_inter),
         "ids": zeros(rows, model.top_k, dtype=torch.int32),
         "shares": zeros(rows, model.top_k, dtype=torch.float32),
         "routed": zeros(rows, model.latent),

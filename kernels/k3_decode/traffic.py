@@ -38,7 +38,7 @@ def traffic(op: str, cell: Cell, experts_touched: int | None = None) -> tuple[in
             + channels * m.head_dim * BF16,
             rows * (7 * state + 2 * channels * m.head_dim),
         ),
-        "moe_front": _matmul(rows, m.experts + m.latent, m.hidden),
+        "moe_front": _matmul(rows, m.experts + m.latent + 2 * s.shared_inter, m.hidden),
         "router": (rows * (m.experts + 2 * m.top_k) * FP32, rows * m.experts * 4),
         "experts": (
             touched * expert_bytes + 2 * rows * m.latent * BF16,

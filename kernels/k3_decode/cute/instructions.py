@@ -142,6 +142,15 @@ def store_word_if(address: Int64, word: Int32, is_wanted: Int32) -> None:
     )
 
 
+def store_half_if(address: Int64, value: Float32, is_wanted: Int32) -> None:
+    """fp32 rounded to bf16, 2 bytes to device memory by the lanes whose flag is not 0."""
+    asm(
+        "{.reg .pred p; .reg .b16 h; setp.ne.b32 p, $2, 0; cvt.rn.bf16.f32 h, $1; @p st.global.b16 [$0], h;}",
+        "l,f,r",
+        [address, value, is_wanted],
+    )
+
+
 def store_f32_pair_if(address: Int64, low: Float32, high: Float32, is_wanted: Int32) -> None:
     """Two fp32 values to device memory by the lanes whose flag is not 0."""
     template = "{.reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.v2.f32 [$0], {$1,$2};}"

@@ -112,6 +112,10 @@ class NumpyMachine:
         for i, word in enumerate(words):
             self.device[at[keep] + i] = word[keep]
 
+    def store_half(self, address: Any, half: np.ndarray, wanted: Any) -> None:
+        at, keep = self.all_lanes(address) // 2, self.all_lanes(wanted) != 0
+        self.device.view(np.uint16)[at[keep]] = half[keep]
+
     def shared_load(self, address: Any, count: int) -> tuple[np.ndarray, ...]:
         at = self.all_lanes(address) // 4
         return tuple(self.shared[self.bid, at + i].view(np.float32) for i in range(count))
@@ -246,6 +250,7 @@ def _instructions(machine: NumpyMachine) -> SimpleNamespace:
         send_f32=lambda at, value, _, wanted: machine.send(at, [value], wanted),
         send_pair=lambda at, low, high, _, wanted: machine.send(at, [low, high], wanted),
         store_word_if=lambda address, word, wanted: machine.store(address, [word], wanted),
+        store_half_if=lambda address, value, wanted: machine.store_half(address, to_bf16_bits(value), wanted),
         store_f32_pair_if=lambda at, low, high, wanted: machine.store(at, [bits(low), bits(high)], wanted),
     )
 
