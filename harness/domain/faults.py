@@ -130,6 +130,14 @@ class FaultScore(Record):
         """Accusations of repaired twins by checks that noise can move."""
         return tuple(s for r in self.results for s in r.false_alarms if s.is_statistical)
 
+    @property
+    def is_as_expected(self) -> bool:
+        """Whether every miss names its gap, nothing broke, and no deterministic check raised a false alarm."""
+        surprises = [
+            r for r in self.results if r.verdict == "broken" or (r.verdict == "missed" and not r.reason)
+        ]
+        return not surprises and not self.deterministic_false_alarms
+
     def words(self) -> str:
         """One sentence: how many were planted, caught, missed, and falsely accused."""
         skipped = len(self.results) - len(self.planted)

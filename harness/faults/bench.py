@@ -51,6 +51,14 @@ BUNDLE_POLICY = Policy(
     proofs=(Proof(stage=StageName.ISOLATION), Proof(stage=StageName.EVALS, subjects=("drift",))),
 )  # fmt: skip
 
+TEST = """from numpy import isclose
+
+
+def test_rows() -> None:
+    assert isclose(1.0, 1.0 + 1e-5, atol=1e-3)
+"""
+"""A test of the scratch repository, for changes that weaken one."""
+
 
 class Bench:
     """One worker's workplace; everything it makes lies under `folder`."""
@@ -62,6 +70,7 @@ class Bench:
         self.seed = seed
         self.note = note or (lambda _: None)
         self._pack_name = pack
+        self._plans: dict[StageName, Plan] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     @cached_property
@@ -80,24 +89,26 @@ class Bench:
             seed=plan_seed(change.head, NONCE),
         )  # fmt: skip
 
-    @cached_property
-    def plan(self) -> Plan:
-        """The plan of a smoke run; isolation is planned with a change, audit with its own pack."""
-        digests = CodeDigests(harness_digest(), pack_digest(self.pack))
-        return make_plan(self.request, digests, NONCE, LIGHT_STAGES)
+    def plan(self, stage: StageName) -> Plan:
+        """One stage's part of a plain smoke run; isolation is planned with a change."""
+        if stage not in self._plans:
+            digests = CodeDigests(harness_digest(), pack_digest(self.pack))
+            self._plans[stage] = make_plan(self.request, digests, NONCE, (stage,))
+        return self._plans[stage]
 
     def checks(self, *parts: str) -> tuple[Check, ...]:
-        """Planned checks that this machine can run and whose id holds any of `parts`, in plan order.
+        """Planned checks that this machine can run and whose id begins with any of `parts`, in plan order.
 
-        Raises `InputError` for a part that is in no id: the fault then looks at nothing.
+        Raises `InputError` for a part that no id begins with: the fault then looks at nothing.
         """
-        checks = [c for c in self.plan.checks if c.unavailable is None]
-        idle = [part for part in parts if not any(part in c.id for c in checks)]
+        stages = [s for s in LIGHT_STAGES if any(part.startswith(f"{s.value}/") for part in parts)]
+        checks = [c for s in stages for c in self.plan(s).checks if c.unavailable is None]
+        idle = [part for part in parts if not any(c.id.startswith(part) for c in checks)]
         if idle:
             raise InputError(
-                f"no planned check's id holds {', '.join(idle)}; name checks of `fasttrack plan`"
+                f"no planned check's id begins with {', '.join(idle)}; name checks of `fasttrack plan`"
             )
-        return tuple(c for c in checks if any(part in c.id for part in parts))
+        return tuple(c for c in checks if c.id.startswith(parts))
 
     def run(self, checks: Sequence[Check], request: PlanRequest | None = None) -> tuple[Sighting, ...]:
         """What the real stages say of checks, sampled and judged here and now."""
@@ -112,7 +123,7 @@ class Bench:
         )  # fmt: skip
 
     def honest(self, part: str) -> tuple[Check, Samples]:
-        """The first planned check whose id holds `part`, and samples of it from the pack as it is."""
+        """The first planned check whose id begins with `part`, and samples of it from the pack as it is."""
         check = self.checks(part)[0]
         kept = self.folder / "honest" / f"{check.id.replace('/', '~')}.json"
         with self._once(kept) as is_first:
@@ -124,7 +135,7 @@ class Bench:
 
     def judge(self, check: Check, samples: Samples) -> Sighting:
         """What the real judge says of samples."""
-        return self.seen(check, judge_samples(self.plan, check, samples))
+        return self.seen(check, judge_samples(self.plan(check.stage), check, samples))
 
     def context(self, request: PlanRequest) -> StageContext:
         """Folders and inputs of a stage for a request."""
@@ -157,7 +168,7 @@ class Bench:
     def repository(self) -> Path:
         """A repository with two commits: the pack's sources, then an honest change to one of them."""
         place = self.folder / "repository"
-        with self._once(place / ".made") as is_first:
+        with self._once(self.folder / "repository.made") as is_first:
             if is_first:
                 _make_repository(place, self.pack)
         return place
@@ -190,7 +201,7 @@ class Bench:
         return load_submission(folder, _rejudge(folder), replan)
 
     def _outcome(self, check: Check, request: PlanRequest) -> Outcome:
-        return judge_samples(self.plan, check, sample_check(check, self.context(request)))
+        return judge_samples(self.plan(check.stage), check, sample_check(check, self.context(request)))
 
     def _write_bundle(self, place: Path) -> None:
         repo = self.repository()
@@ -214,7 +225,7 @@ class Bench:
     def _once(self, mark: Path) -> Iterator[bool]:
         """Whether the caller is the first of all workers to make `mark`; others wait until it is there."""
         mark.parent.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("w") as lock:
+        with mark.with_name(f"{mark.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             is_first = not mark.exists()
             yield is_first
@@ -245,6 +256,9 @@ def _make_repository(place: Path, pack: Pack) -> None:
     shutil.copytree(
         pack.root, inner, ignore=shutil.ignore_patterns("__pycache__", "*.jsonl", "*.safetensors", "*.svg")
     )
+    tests = place / "tests" / pack.name / "test_rows.py"
+    tests.parent.mkdir(parents=True)
+    tests.write_text(TEST)
     _git(place, "init", "-q", "-b", "main")
     _commit(place)
     note = inner / "README.md"

@@ -2,12 +2,13 @@
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.domain.check import Samples
+from harness.domain.errors import InputError
 from harness.domain.faults import Sighting
 from harness.domain.pack import Pack
 from harness.faults.bench import Bench
@@ -22,7 +23,7 @@ class PatchScene:
     plant: Callable[[bool], AbstractContextManager[Any]]
     """Takes whether the repaired twin is wanted; the patch is gone when the context ends."""
     checks: tuple[str, ...]
-    """Parts of the ids of the checks that run."""
+    """How the ids of the checks that run begin."""
 
     def look(self, bench: Bench, is_repaired: bool) -> Iterator[Sighting]:
         """Sightings of the planned checks."""
@@ -53,19 +54,24 @@ class ChangeScene:
     """A commit on top of the pack's own sources, for isolation."""
 
     path: str
-    """Repository path of the file that the commit touches."""
+    """Repository path of the file that the commit touches; made where there is none."""
     fault: str
-    """Text appended to the file, which is made where there is none."""
     repaired: str
+    instead_of: str = ""
+    """Text of the file that gives way; where it is empty, the new text is appended."""
 
     def look(self, bench: Bench, is_repaired: bool) -> Iterable[Sighting]:
-        """What isolation says of the commit."""
+        """What isolation says of the commit; raises `InputError` where `instead_of` is not in the file."""
 
         def edit(repo: Path) -> None:
             file = repo / self.path
             file.parent.mkdir(parents=True, exist_ok=True)
             before = file.read_text(encoding="utf-8") if file.is_file() else ""
-            file.write_text(before + (self.repaired if is_repaired else self.fault), encoding="utf-8")
+            text = self.repaired if is_repaired else self.fault
+            if self.instead_of not in before:
+                raise InputError(f"{self.path} does not hold {self.instead_of!r}: bring the fault up to date")
+            after = before.replace(self.instead_of, text, 1) if self.instead_of else before + text
+            file.write_text(after, encoding="utf-8")
 
         return bench.isolate(edit)
 
@@ -75,13 +81,17 @@ class SamplesScene:
     """Samples as a faulty sampler would have left them, judged by the real judge."""
 
     check: str
-    """Part of the id of the check whose honest samples are the start."""
+    """How the id of the check begins whose honest samples are the start."""
     edit: Callable[[Samples, bool], Samples]
+    plant: Callable[[bool], AbstractContextManager[Any]] = lambda _: nullcontext()
+    """A patch of the judge itself, while it judges."""
 
     def look(self, bench: Bench, is_repaired: bool) -> Iterator[Sighting]:
         """The judge's word on the edited samples."""
         check, samples = bench.honest(self.check)
-        yield bench.judge(check, self.edit(samples, is_repaired))
+        edited = self.edit(samples, is_repaired)
+        with self.plant(is_repaired):
+            yield bench.judge(check, edited)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from harness.faults.fault import Fault
 from harness.faults.scenes import PatchScene
 
 __all__ = [
-    "FIRST", "FP8", "LONG", "LONGEST", "PATH_CHECK", "VERIFY", "changed", "engine_fault", "kernel_checks",
-    "op_fault", "replaced", "together", "wrapped",
+    "FIRST", "FP8", "LONG", "LONGEST", "PATH_CHECK", "VERIFY", "WIDE", "changed", "engine_fault",
+    "kernel_checks", "op_fault", "replaced", "step_fault", "together", "wrapped",
 ]  # fmt: skip
 
 FIRST = "cpu.tp1.dcp1.b3.c65.d0.bf16.decode"
@@ -27,6 +27,7 @@ FIRST = "cpu.tp1.dcp1.b3.c65.d0.bf16.decode"
 VERIFY = "cpu.tp1.dcp1.b3.c65.d7.bf16.verify"
 LONG = "cpu.tp1.dcp1.b1.c200.d0.bf16.decode"
 LONGEST = "cpu.tp1.dcp1.b1.c2100.d0.bf16.decode"
+WIDE = "cpu.tp1.dcp1.b8.c65.d0.bf16.decode"
 FP8 = "cpu.tp1.dcp1.b3.c65.d0.fp8.decode"
 PATH_CHECK = "coverage/path/cpu.tp1.dcp1.b2.c24.d0.bf16.decode"
 Edit = Mapping[str, str]
@@ -87,6 +88,36 @@ def engine_fault(
         return wrapped(at, chosen) if callable(chosen) else changed(at, chosen)
 
     return Fault(name, title, report, target, expected, PatchScene(plant, checks), tier, gap)
+
+
+def step_fault(
+    name: str,
+    *,
+    title: str,
+    report: str,
+    fault: Callable[[Any], object],
+    repaired: Callable[[Any], object],
+    undo: Callable[[], object] = lambda: None,
+    checks: tuple[str, ...] = ("coverage/state",),
+) -> Fault:
+    """What a fast step leaves behind: `fault(engine)` runs after each one, `undo()` when the run is over."""
+
+    @contextmanager
+    def plant(is_repaired: bool) -> Iterator[None]:
+        leave = repaired if is_repaired else fault
+
+        def step(sound: Callable[..., Any], engine: Any, *args: Any) -> Any:
+            out = sound(engine, *args)
+            leave(engine)
+            return out
+
+        try:
+            with wrapped("k3_decode.engine:Engine._step", step):
+                yield
+        finally:
+            undo()
+
+    return Fault(name, title, report, "engine", "coverage", PatchScene(plant, checks))
 
 
 @contextmanager

@@ -1,0 +1,128 @@
+"""`fasttrack faults list|run`: plant every known fault in turn and say which stage objected."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.cli.selectors import JsonOutput, PackName
+
+if TYPE_CHECKING:  # records load when a command runs
+    from harness.domain.faults import FaultResult, FaultScore
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="List known faults; plant each one and its repaired twin.")
+Names = Annotated[list[str] | None, typer.Argument(help="Faults by name; default: all.")]
+MARKS = {
+    "caught": "[green]caught[/]",
+    "caught_elsewhere": "[yellow]elsewhere[/]",
+    "missed": "[bold red]missed[/]",
+    "skipped": "[dim]skipped[/]",
+    "broken": "[magenta]broken[/]",
+}
+
+
+@app.command("list")
+def list_faults(json: JsonOutput = False) -> None:
+    """Faults with the report each stands for, what is patched, and who must notice."""
+    from harness.cli.console import out, print_json
+    from harness.faults.registry import registered_faults
+
+    rows = [
+        {
+            "suite": r.suite, "name": r.fault.name, "title": r.fault.title, "report": r.fault.report,
+            "target": r.fault.target, "expected": r.fault.expected, "tier": r.fault.tier.value,
+            "gap": r.fault.gap,
+        }
+        for r in registered_faults()
+    ]  # fmt: skip
+    if json:
+        print_json({"faults": rows})
+        return
+    for row in rows:
+        gap = f" [red](known gap: {row['gap']})[/]" if row["gap"] else ""
+        out.print(f"[bold]{row['name']}[/]  {row['target']} -> {row['expected']}, {row['tier']}{gap}")
+        out.print(f"  {row['title']}", markup=False)
+        out.print(f"  {row['report']}", markup=False)
+
+
+@app.command("run")
+def run_faults(
+    names: Names = None,
+    pack: PackName = "k3_decode",
+    tier: Annotated[str, typer.Option("--tier", help="smoke, rank, node or claim.")] = "smoke",
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of all inputs.")] = 0,
+    out_file: Annotated[Path | None, typer.Option("--out", help="File for the record (JSON).")] = None,
+    json: JsonOutput = False,
+) -> None:
+    """Plant each fault, then its repaired twin; exit 0 when all went as expected.
+
+    Expected: every fault is caught but those that name a gap, none is broken, and no deterministic check
+    objects to a twin.
+    """
+    from harness.cli.console import out, print_json
+    from harness.domain.machine import Tier
+    from harness.faults.run import SuiteOptions, run_suite
+
+    options = SuiteOptions(pack=pack, tier=Tier(tier), seed=seed, names=tuple(names or ()))
+    score = run_suite(options, _say)
+    if out_file is not None:
+        out_file.parent.mkdir(parents=True, exist_ok=True)
+        out_file.write_bytes(score.canonical() + b"\n")
+    if json:
+        print_json(score)
+    else:
+        out.print(_matrix(score))
+        _print_misses(score)
+        out.print(score.words(), markup=False, soft_wrap=True)
+    raise typer.Exit(0 if score.is_as_expected else 1)
+
+
+def _say(result: "FaultResult", done: int, total: int) -> None:
+    from harness.cli.console import err
+
+    err.print(
+        f"[{done}/{total}] {result.verdict:<16} {result.name} ({result.duration_s:.1f} s)", markup=False
+    )
+
+
+def _matrix(score: "FaultScore") -> Any:
+    """Faults by stage: the status that decided, in bold where it caught the fault."""
+    from rich.table import Table
+
+    from harness.domain.faults import COLUMNS
+
+    table = Table(
+        title=f"{len(score.results)} faults, tier {score.tier.value}", title_justify="left", pad_edge=False
+    )
+    table.add_column("fault", overflow="fold")
+    table.add_column("verdict")
+    for column in COLUMNS:
+        table.add_column(column)
+    for result in score.results:
+        cells = {cell.column: cell for cell in result.cells}
+        shown = [_cell(cells.get(column), column == result.expected) for column in COLUMNS]
+        table.add_row(result.name, MARKS[result.verdict], *shown)
+    return table
+
+
+def _cell(cell: Any, is_expected: bool) -> str:
+    if cell is None:
+        return "[dim]?[/]" if is_expected else ""
+    return f"[bold]{cell.seen.status}[/]" if cell.is_caught else f"[dim]{cell.seen.status}[/]"
+
+
+def _print_misses(score: "FaultScore") -> None:
+    from harness.cli.console import out
+
+    for result in score.results:
+        if result.verdict in ("missed", "broken"):
+            why = result.reason or "no check objected, and no gap is named"
+            out.print(f"{result.verdict} {result.name}: {why}", markup=False, soft_wrap=True)
+        for alarm in result.false_alarms:
+            kind = "statistical" if alarm.is_statistical else "deterministic"
+            out.print(
+                f"false alarm ({kind}) on the twin of {result.name}: {alarm.subject} {alarm.status} {alarm.words}",
+                markup=False, soft_wrap=True,
+            )  # fmt: skip

@@ -1,0 +1,16 @@
+"""Partial sums of ranks are rounded to bf16 after every rank, in an order that differs between them."""
+
+from tests.faults.planting import engine_fault
+
+FAULT = engine_fault(
+    "sum_of_ranks_in_bf16",
+    title="Partial sums of ranks are rounded to bf16 after every rank, in an order that differs between them.",
+    report="vllm-project/vllm#42960",
+    target="collective",
+    at="k3_decode.collectives:_combined",
+    fault={"total = total + part.part.float()": "total = (total + part.part.float()).bfloat16().float()"},
+    repaired={"total = total + part.part.float()": "total = torch.add(total, part.part.float())"},
+    checks=("coverage/path/cpu.tp1.dcp1.b2.c24.d0.bf16.decode",),
+    expected="coverage",
+    gap="the smoke plan drives the model at tp 1, where no ranks meet",
+)

@@ -1,0 +1,29 @@
+"""One arm is timed after the other while the clocks fall, so order looks like speed."""
+
+from harness.domain.check import Samples
+from harness.faults.fault import Fault
+from harness.faults.scenes import SamplesScene
+from tests.faults.sample_edits import Row, edit_rows
+
+ORDER = ("stock", "optimised", "null", "slow")
+
+
+def edit(samples: Samples, is_repaired: bool) -> Samples:
+    """The same drift over the same times: interleaved as measured, or arm after arm."""
+
+    def drift(rows: list[Row]) -> list[Row]:
+        if not is_repaired:
+            rows = sorted(rows, key=lambda row: (ORDER.index(row["arm"]), row["block"]))
+        return [row | {"us": row["us"] * (4.0 - 3.0 * i / len(rows))} for i, row in enumerate(rows)]
+
+    return edit_rows(samples, "timings", drift)
+
+
+FAULT = Fault(
+    name="arms_one_after_the_other",
+    title="One arm is timed after the other while the clocks fall, so order looks like speed.",
+    report="flashinfer-ai/flashinfer#2899",
+    target="timing",
+    expected="sweep",
+    scene=SamplesScene("sweep/decode_step/cpu.tp1.dcp1.b1.c64", edit),
+)
