@@ -39,7 +39,7 @@ FEW: dict[Shape, tuple[Tiling, Tiling]] = {
     (3216, 7168): (Tiling(2, 1, 8, 2, 7, 2), Tiling(3, 4, 2, 2, 6, 1)),
     (2880, 7168): (Tiling(1, 1, 8, 1, 7, 4), Tiling(4, 4, 2, 4, 4, 1)),
     (7168, 1536): (Tiling(2, 1, 4, 1, 8, 4), Tiling(2, 4, 2, 2, 6, 2)),
-    (7168, 768): (Tiling(1, 1, 4, 1, 6, 4), Tiling(4, 1, 8, 1, 3, 2)),
+    (7168, 768): (Tiling(1, 1, 4, 1, 6, 4), Tiling(4, 1, 4, 1, 6, 2)),
     (20480, 7168): (Tiling(1, 1, 8, 1, 12, 2), Tiling(2, 1, 8, 1, 4, 3)),
     (10240, 7168): (Tiling(1, 1, 8, 1, 12, 2), Tiling(2, 1, 8, 1, 4, 3)),
     (7168, 3584): (Tiling(2, 1, 8, 1, 6, 2), Tiling(2, 4, 2, 2, 6, 2)),
@@ -52,14 +52,17 @@ FEW: dict[Shape, tuple[Tiling, Tiling]] = {
     (280, 7168): (Tiling(2, 1, 8, 7, 4, 2), Tiling(2, 2, 4, 7, 8, 2)),
     (896, 3584): (Tiling(2, 1, 4, 7, 4, 4), Tiling(2, 4, 2, 7, 8, 1)),
     (448, 3584): (Tiling(2, 1, 4, 7, 4, 4), Tiling(2, 4, 2, 7, 8, 1)),
+    (7168, 384): (Tiling(2, 1, 4, 1, 3, 4), Tiling(2, 1, 4, 1, 3, 4)),
+    (1536, 7168): (Tiling(1, 1, 8, 2, 14, 2), Tiling(2, 2, 4, 4, 7, 2)),
+    (768, 7168): (Tiling(1, 1, 8, 4, 7, 4), Tiling(2, 2, 4, 7, 8, 2)),
 }
 """Best tilings of up to 8 and of up to 16 tokens by (rows, K)."""
 MANY: dict[Shape, tuple[Tiling, Tiling]] = {
-    (6288, 7168): (_grouped(2, 2, 6), _grouped(2, 2, 6)),
-    (3648, 7168): (_grouped(2, 4, 6), _grouped(2, 4, 6)),
+    (6288, 7168): (_grouped(1, 1, 10), _grouped(1, 1, 10)),
+    (3648, 7168): (_grouped(1, 2, 10), _grouped(1, 2, 10)),
     (3216, 7168): (_grouped(2, 4, 6), _grouped(2, 4, 6)),
-    (7168, 1536): (_grouped(2, 2, 6), _grouped(2, 2, 6)),
-    (7168, 768): (_grouped(2, 2, 4), _grouped(2, 2, 4)),
+    (7168, 1536): (_grouped(1, 1, 8), _grouped(1, 1, 8)),
+    (7168, 768): (_grouped(1, 1, 8), _grouped(1, 1, 8)),
     (20480, 7168): (_grouped(2, 1, 4, 2), _grouped(2, 1, 4, 2)),
     (7168, 3584): (_grouped(2, 2, 6), _grouped(2, 2, 6)),
     (4480, 7168): (_grouped(2, 3, 6), _grouped(2, 3, 6)),
@@ -69,6 +72,7 @@ MANY: dict[Shape, tuple[Tiling, Tiling]] = {
     (280, 7168): (_grouped(1, 8, 6), _grouped(1, 8, 6)),
     (896, 3584): (_grouped(1, 7, 6), _grouped(1, 7, 6)),
     (448, 3584): (_grouped(1, 7, 6), _grouped(1, 7, 6)),
+    (1536, 7168): (_grouped(2, 8, 6), _grouped(2, 8, 5)),
 }
 """Best tilings of up to 32 and of up to 64 tokens, by warpgroups."""
 
@@ -135,10 +139,10 @@ def _few(rows: int, k: int) -> Tiling:
 
 
 def _many(rows: int, k: int) -> Tiling:
-    """Warpgroups, no measurement: blocks of 128 rows that fill the device, K shared by up to 4 of them."""
-    blocks = -(-rows // 128)
-    cluster = next((c for c in (4, 2) if blocks * c <= 132 and k // 64 >= 4 * c), 1)
-    return _grouped(2, cluster, min(6, k // 64 // cluster))
+    """Warpgroups, no measurement: blocks of 64 rows that fill the device, K shared by up to 8 of them."""
+    blocks = -(-rows // 64)
+    cluster = next((c for c in (8, 4, 2) if blocks * c <= 132 and k // 64 >= 4 * c), 1)
+    return _grouped(1, cluster, min(8, k // 64 // cluster))
 
 
 def _wide(rows: int, k: int) -> Tiling:

@@ -68,6 +68,9 @@ class Plan:
             raise ValueError(f"row stream: k {self.k} is no multiple of {STEP}, or {self.tokens} no capacity")
         if self.is_grouped and (self.k % 64 or self.row_tiles != 2 or self.row_warps % 4 or self.k_warps > 1):
             raise ValueError(f"row stream: warpgroups need k of 64 and 64 rows each: {self}")
+        lines = self.threads // 8
+        if self.is_grouped and self.tokens > lines and self.tokens % lines:
+            raise ValueError(f"row stream: {lines} lines copied at a time do not divide the tokens: {self}")
 
     @property
     def threads(self) -> int:

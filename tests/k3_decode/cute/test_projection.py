@@ -110,6 +110,11 @@ def test_a_k_that_is_no_multiple_of_32_is_refused() -> None:
         Plan(100, 8, 1, 1, 1, 1, 1)
 
 
+def test_three_warpgroups_are_refused_where_their_copies_would_leave_tokens_out() -> None:
+    with pytest.raises(ValueError, match="48 lines"):
+        Plan(256, 64, 2, 12, 1, 1, 2, is_grouped=True)
+
+
 @pytest.mark.parametrize("architecture", DISPATCHED + COMPILED)
 def test_compiles_and_reads_activations_only_after_the_wait(
     architecture: str, compile_smoke: Callable[[str, str], dict[str, str]]
