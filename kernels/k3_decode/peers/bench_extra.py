@@ -1,5 +1,6 @@
 """Other peers and floors on one H200: FlashInfer's fused_kda_decode (CuTe DSL) and fla's recurrence beside
-stock, launch floors in a CUDA graph, and the composed stock layer without side streams.
+stock, FA3's MLA core beside FlashMLA, launch floors in a CUDA graph, and the composed stock layer without
+side streams.
 
     python3 -m k3_decode.peers.bench_extra OUT.json        README.md says how to unpack the peers first
 """
@@ -16,11 +17,14 @@ import torch
 import triton
 import triton.language as tl
 
+from k3_decode.peers.flash_attention import fa3_mla, make_schedule
 from k3_decode.peers.stock_kernels import StockKernels, maybe_execute_in_parallel, pack_root
 from k3_decode.peers.stock_layer import (
     BS,
     EPS,
     HID,
+    MLA_SCALE,
+    PAGE,
     D,
     StockLayer,
     bf16,
@@ -29,8 +33,10 @@ from k3_decode.peers.stock_layer import (
     dims,
     kda_state,
     make_attn,
+    make_attn_mla_small,
     make_attn_small,
     make_moe,
+    mla_state,
 )
 from k3_decode.peers.timing import capture, relative_error, time_graph
 
@@ -202,6 +208,35 @@ def kda_cell(S, fi, d, B):
     return r
 
 
+POOL_BYTES = 10_600_000_000
+"""Of KV pages: 64 requests of 131,072 tokens have pages of their own."""
+
+
+def mla_cell(S, d, B, context, pool):
+    """FlashMLA and FA3-MLA over the same random pages: microseconds of the core (split and combine, schedules
+    made before), and FA3's difference from FlashMLA."""
+    H = d["H"]
+    n = StockLayer(S, d["tp"], B)
+    Ls = [make_attn_mla_small(d) for _ in range(max(2, min(48, 400_000_000 // (B * context * 1152))))]
+    st = mla_state(d, B, context, pool, Ls)
+    q = torch.randn(B, H, 576, device=dev, dtype=bf16)
+    schedule = make_schedule(st["seqlens"], context, H)
+
+    def flashmla(L):
+        return n.flashmla(q.view(B, 1, H, 576), L, st)
+
+    def fa3(L):
+        return fa3_mla(q, pool, L["btab"], schedule, MLA_SCALE)
+
+    def time_cores(call):
+        return round(
+            time_graph(capture(lambda: [call(L) for L in Ls], 1), len(Ls), min_ms=8, samples=9)["us"], 2
+        )
+
+    rel = relative_error(fa3(Ls[0]), flashmla(Ls[0]).view(B, H, 512))
+    return {"flashmla_us": time_cores(flashmla), "fa3_us": time_cores(fa3), "rel_fa3": rel}
+
+
 def in_line(first, second, *_):
     """Stands in for maybe_execute_in_parallel: both on the current stream."""
     return first(), second()
@@ -269,6 +304,13 @@ def main():
     for tp in (8, 16):
         for B in BS:
             run("kda", f"tp{tp}.B{B}", kda_cell, S, fi, dims(tp), B)
+    pool = torch.randn(POOL_BYTES // (PAGE * 1152), PAGE, 576, device=dev, dtype=bf16)
+    for tp in (8, 16):
+        for context in (1024, 32768, 131072):
+            for B in BS:
+                run("mla_core", f"tp{tp}.c{context}.B{B}", mla_cell, S, dims(tp), B, context, pool)
+    del pool
+    torch.cuda.empty_cache()
     for tp in (8, 16):
         d = dims(tp)
         Ls = [{**make_moe(d), **make_attn(d, "kda")} for _ in range(6)]
