@@ -17,13 +17,15 @@ from harness import __version__
 from harness.domain.check import Check, StageName
 from harness.domain.errors import InputError
 from harness.domain.machine import Machine, Tier
+from harness.domain.pack import Pack
 from harness.domain.plan import Plan, is_within
 from harness.domain.stage import PlanRequest
 from harness.stages import stage_of
 
 __all__ = [
     "SHARES_CORES", "SIDE_BY_SIDE", "CheckGroup", "CodeDigests", "StageCost", "estimate_costs", "make_nonce",
-    "make_plan", "plan_seed", "resolve_tier", "skipped_by_reason", "stated_once",
+    "make_plan", "plan_seed", "repeat_plan", "request_again", "resolve_tier", "skipped_by_reason",
+    "stated_once",
 ]  # fmt: skip
 
 SIDE_BY_SIDE = 2
@@ -132,6 +134,27 @@ def make_plan(
         nonce=nonce,
         checks=tuple(checks),
     )
+
+
+def request_again(plan: Plan, pack: Pack, machine: Machine) -> PlanRequest:
+    """The request that a plan was made from, for a pack and a machine that are here."""
+    return PlanRequest(
+        pack=pack, claim=plan.claim, policy=plan.policy, zones=plan.zones, rules=plan.rules,
+        change=plan.change, machine=machine, tier=plan.tier, is_full=plan.is_full,
+        seed=plan_seed(plan.change.head, plan.nonce),
+    )  # fmt: skip
+
+
+def repeat_plan(
+    first: Plan, bundle: str, request: PlanRequest, digests: CodeDigests, only: Sequence[str]
+) -> Plan:
+    """The plan of a run that repeats `first`, the plan of the bundle with that digest: the same questions
+    with the same seeds, asked of the machine in `request`.
+    """
+    stages = tuple(dict.fromkeys(check.stage for check in first.checks))
+    made = make_plan(request, digests, first.nonce, stages, only or first.only)
+    # The change lies in the plan without its lines, so its digest cannot be made again.
+    return made.model_copy(update={"change_digest": first.change_digest, "replicates": bundle})
 
 
 def estimate_costs(plan: Plan) -> tuple[StageCost, ...]:

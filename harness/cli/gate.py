@@ -175,6 +175,15 @@ def _print_verdict(verdict: "Verdict") -> None:
             markup=False,
             soft_wrap=True,
         )
+    for repeat in verdict.replications:
+        said = repeat.answer.value.replace("_", " ") + (f": {repeat.why}" if repeat.why else "")
+        out.print(
+            f"replication {repeat.bundle} of {repeat.repeats}: {said}",
+            markup=False,
+            soft_wrap=True,
+        )
+    if verdict.replications:
+        out.print(f"replicated by {verdict.replicated_by} other signers", markup=False)
     for clash in verdict.contradictions:
         said = ", ".join(f"{c.bundle} {c.status.value} at {c.tier.value}" for c in clash.contributions)
         out.print(f"contradiction {clash.check}: {said}", markup=False, soft_wrap=True)

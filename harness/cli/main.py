@@ -90,6 +90,12 @@ def _gate() -> Any:
     return typer.main.get_command(app)
 
 
+def _reproduce() -> Any:
+    from harness.cli.reproduce import app
+
+    return typer.main.get_command(app)
+
+
 def _report() -> Any:
     from harness.cli.report import app
 
@@ -121,7 +127,8 @@ COMMANDS: dict[str, tuple[str, Callable[[], Any]]] = {
     "sweep": ("Run and compare sweeps.", _sweep),
     "bundle": ("Verify, show, compare, pack and sign bundles.", _bundle),
     "gate": ("Decide on bundles: admitted (0), rejected (1), could not judge (2).", _gate),
-    "report": ("Render a bundle as HTML and Markdown.", _report),
+    "reproduce": ("Run a bundle's plan here: replicated (0), not (1), not comparable (2).", _reproduce),
+    "report": ("Render a bundle as HTML, Markdown, JUnit XML or SARIF.", _report),
     "publish": ("Put the verdict on a pull request: a comment and a check run.", _publish),
     "history": ("Ask questions of many bundles: trends, regressions, flaky checks.", _history),
 }

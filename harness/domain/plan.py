@@ -43,6 +43,8 @@ class Plan(Record):
     """Words that narrow the plan on purpose: check ids, ops, subjects, cells by their labels; empty: all.
     What they leave out is nobody's evidence, and the gate asks for it all the same.
     """
+    replicates: Digest | None = None
+    """Bundle that this run repeats, by the digest of its manifest; None for a run of its own."""
     nonce: str = Field(pattern=r"^[0-9a-f]{16}$")
     """Fixed at plan time and recorded: with the head SHA it gives every seed, so inputs cannot be known
     beforehand.

@@ -152,6 +152,8 @@ class Policy(Record):
     is_dirty_allowed: bool = False
     signers: tuple[str, ...] = ()
     """Public keys (Ed25519, hex) whose bundles count; empty: unsigned bundles count and are shown as such."""
+    min_replications: Whole = Field(default=0, ge=0)
+    """Distinct signers, other than a bundle's own, who must have repeated a bundle with the same results."""
     waivers: tuple[Waiver, ...] = ()
 
     @model_validator(mode="after")

@@ -16,6 +16,7 @@ from harness.domain.change import Sha
 from harness.domain.check import CheckId, StageName, Status
 from harness.domain.machine import Tier
 from harness.domain.record import Digest, Record, Whole
+from harness.domain.replication import Repeated
 
 __all__ = [
     "Answer",
@@ -24,6 +25,7 @@ __all__ = [
     "Contribution",
     "MissingEvidence",
     "ProofRow",
+    "ReplicationUse",
     "StaleEvidence",
     "Verdict",
     "WaiverUse",
@@ -126,6 +128,17 @@ class StaleEvidence(Record):
     why: str
 
 
+class ReplicationUse(Record):
+    """A bundle that repeats another of those handed in."""
+
+    bundle: str
+    repeats: str
+    signer: str | None
+    answer: Repeated
+    why: str = ""
+    """What was not replicated, or why nothing could be compared."""
+
+
 class WaiverUse(Record):
     """A waiver of the policy, and what it covers here."""
 
@@ -157,6 +170,9 @@ class Verdict(Record):
     missing: tuple[MissingEvidence, ...] = ()
     contradictions: tuple[Contradiction, ...] = ()
     stale: tuple[StaleEvidence, ...] = ()
+    replications: tuple[ReplicationUse, ...] = ()
+    replicated_by: Whole = 0
+    """Distinct signers, other than the repeated bundle's own, whose bundles replicated it."""
     waivers: tuple[WaiverUse, ...] = ()
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from harness.domain.bundle import BUNDLE_SCHEMA, Environment, Manifest, SamplesHeader, Verification
 from harness.domain.check import Outcome
 from harness.domain.plan import Plan
+from harness.domain.replication import Replication
 from harness.domain.resources import data_folder
 from harness.domain.verdict import Verdict
 from harness.evidence.attestation import Envelope, Statement
@@ -29,6 +30,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "verification": Verification,
     "verdict": Verdict,
     "diff": BundleDiff,
+    "replication": Replication,
 }
 
 

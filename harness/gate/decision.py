@@ -3,13 +3,14 @@
 Could not judge (2): no bundle; a bundle that is broken or incomplete; bundles about different claims,
 changes or packs; two heads and nobody said which is judged. Rejected (1): a proof that the policy demands
 is not met by fresh, counted evidence of its tier; a check that the gate's own plan calls for and no bundle
-answers; a contradiction; a waiver that no longer holds. Evidence does not count when its plan could not be
-made again, when it comes from a dirty tree, from another policy or other rules, or from a signer whom the
-policy does not name.
+answers; a contradiction; a repetition that gave otherwise, or fewer of them than the policy asks for; a
+waiver that no longer holds. Evidence does not count when its plan could not be made again, when it comes
+from a dirty tree, from another policy or other rules, or from a signer whom the policy does not name.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
 from harness.documents import PolicySet
@@ -18,11 +19,20 @@ from harness.domain.change import Sha
 from harness.domain.check import Finding
 from harness.domain.plan import Plan
 from harness.domain.policy import Policy
-from harness.domain.verdict import Answer, BundleUse, ProofRow, Verdict
+from harness.domain.replication import Repeated
+from harness.domain.verdict import (
+    Answer,
+    BundleUse,
+    Contradiction,
+    ProofRow,
+    ReplicationUse,
+    Verdict,
+)
 from harness.evidence.replanning import other_questions
 from harness.gate.freshness import Move
 from harness.gate.merging import Head, contradictions, merge, stale_evidence, strongest
 from harness.gate.proving import prove, rerun_command
+from harness.gate.repetition import distinct_signers, replications
 from harness.gate.submission import Submission
 from harness.gate.waivers import unheld, waiver_uses
 
@@ -53,40 +63,75 @@ def decide(
     judged = head or plan.change.head
     merged = merge(counted, Head(judged, moves or {}), _foreign_rules(counted, asked))
     rows, missing = prove(policy, plan, merged, judged, bool(refused))
-    clashes = contradictions(merged)
     findings = [f for evidence in merged.evidence.values() for f in strongest(evidence).outcome.findings]
-    lapsed = unheld(policy, findings, today)
-    reasons = [f"{name}: {reason}" for name, reason in refused.items()]
-    notes = [f"{s.name}: {note}" for s in counted if (note := _note(s, policy))]
-    reasons += [f"{c.check} passes in one bundle and fails in another" for c in clashes]
-    reasons += [_lapsed_words(f) for f in lapsed]
-    reasons += [f"{_row_name(row)}: {row.why}" for row in rows if not row.is_met]
-    reasons += notes
-    if not rows:
-        reasons.append(
-            f"policy {policy.name!r} demands no proof of this claim, so nothing can be admitted on it"
-        )
-    answer = Answer.REJECTED if missing or clashes or lapsed or not rows else Answer.ADMITTED
-    if answer is Answer.ADMITTED:
-        checks = sum(row.passed for row in rows)
-        reasons.insert(
-            0,
-            f"all {len(rows)} proofs that policy {policy.name!r} demands are met by {checks} passed checks, "
-            "each with a control that failed as it should",
-        )
+    repeated = replications(counted)
+    doubts = Doubts(
+        clashes=contradictions(merged),
+        unlike=tuple(use for use in repeated if use.answer is Repeated.NOT_REPLICATED),
+        vouched=distinct_signers(repeated, counted),
+        lapsed=unheld(policy, findings, today),
+    )
+    against = [
+        *(f"{name}: {reason}" for name, reason in refused.items()),
+        *doubts.reasons(policy),
+        *(f"{_row_name(row)}: {row.why}" for row in rows if not row.is_met),
+    ]
+    is_rejected = bool(missing or not rows or doubts.reasons(policy))
     return _verdict(
-        answer,
+        Answer.REJECTED if is_rejected else Answer.ADMITTED,
         policy,
         submissions,
         judged,
-        reasons,
+        [*([] if is_rejected else [_admission_words(policy, rows)]), *_no_rows_words(policy, rows), *against]
+        + [f"{s.name}: {note}" for s in counted if (note := _note(s, policy))],
         refused,
         rows=rows,
         missing=missing,
-        contradictions=clashes,
+        contradictions=doubts.clashes,
         stale=stale_evidence(merged),
+        replications=repeated,
+        replicated_by=doubts.vouched,
         waivers=waiver_uses(policy, findings, today),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Doubts:
+    """What speaks against evidence that would otherwise be enough."""
+
+    clashes: tuple[Contradiction, ...]
+    unlike: tuple[ReplicationUse, ...]
+    """Repetitions that gave otherwise."""
+    vouched: int
+    """Distinct signers of repetitions that gave the same."""
+    lapsed: tuple[Finding, ...]
+    """Findings whose waiver no longer holds."""
+
+    def reasons(self, policy: Policy) -> list[str]:
+        """A sentence for each doubt; empty where there is none."""
+        found = [f"{c.check} passes in one bundle and fails in another" for c in self.clashes]
+        found += [f"{u.bundle} repeats {u.repeats} and does not give the same: {u.why}" for u in self.unlike]
+        if self.vouched < policy.min_replications:
+            found.append(
+                f"{self.vouched} other signers have replicated a bundle, and policy {policy.name!r} asks for "
+                f"{policy.min_replications}; run `fasttrack reproduce BUNDLE` elsewhere, sign what it makes "
+                "and hand it in"
+            )
+        return found + [_lapsed_words(f) for f in self.lapsed]
+
+
+def _admission_words(policy: Policy, rows: Sequence[ProofRow]) -> str:
+    checks = sum(row.passed for row in rows)
+    return (
+        f"all {len(rows)} proofs that policy {policy.name!r} demands are met by {checks} passed checks, "
+        "each with a control that failed as it should"
+    )
+
+
+def _no_rows_words(policy: Policy, rows: Sequence[ProofRow]) -> list[str]:
+    if rows:
+        return []
+    return [f"policy {policy.name!r} demands no proof of this claim, so nothing can be admitted on it"]
 
 
 def _obstacles(submissions: Sequence[Submission], head: Sha | None) -> list[str]:

@@ -6,10 +6,9 @@ would leave the asking to the asked.
 
 from harness.domain.errors import FasttrackError
 from harness.domain.plan import Plan
-from harness.domain.stage import PlanRequest
 from harness.engines.packs import harness_digest, load_pack, pack_digest
 from harness.evidence.verify import Replanned
-from harness.planner import CodeDigests, make_plan, plan_seed
+from harness.planner import CodeDigests, make_plan, request_again
 
 __all__ = ["replan"]
 
@@ -20,11 +19,7 @@ def replan(plan: Plan) -> Replanned:
     try:
         pack = load_pack(plan.pack)
         pack_here = pack_digest(pack)
-        request = PlanRequest(
-            pack=pack, claim=plan.claim, policy=plan.policy, zones=plan.zones, rules=plan.rules,
-            change=plan.change, machine=plan.machine, tier=plan.tier, is_full=plan.is_full,
-            seed=plan_seed(plan.change.head, plan.nonce),
-        )  # fmt: skip
+        request = request_again(plan, pack, plan.machine)
         stages = tuple(dict.fromkeys(check.stage for check in plan.checks))
         made = make_plan(request, CodeDigests(here, pack_here), plan.nonce, stages)
     except (FasttrackError, ImportError) as error:
