@@ -24,6 +24,8 @@ from harness.worker import Job, serve_command
 
 __all__ = ["Progress", "execute", "failed_checks", "judge_samples", "rejudge"]
 
+TRUST_S = 60.0
+"""The plan's estimates count as this many seconds seen: one slow check says little about those to come."""
 DOES_NOT_BLOCK = frozenset({Status.PASS, Status.SKIPPED})
 """Statuses of a required check after which later stages still run."""
 
@@ -43,7 +45,7 @@ class Progress:
     def begin(self, checks: Sequence[Check]) -> None:
         """Set the work ahead."""
         self.total = len(checks)
-        self._left_s = sum(check.cost_s for check in checks)
+        self._left_s = sum(_seconds(check) for check in checks)
 
     def note(self, text: str) -> None:
         """Say what is being done now."""
@@ -52,15 +54,20 @@ class Progress:
     def finish(self, check: Check, outcome: Outcome) -> None:
         """Count one check as done."""
         self.done += 1
-        self._left_s -= check.cost_s
-        self._estimated_done_s += check.cost_s
+        self._left_s -= _seconds(check)
+        self._estimated_done_s += _seconds(check)
         self.note(f"{outcome.status.value} {check.id}")
 
     def _time_left(self) -> float | None:
         spent = time.monotonic() - self._begun
-        if self._estimated_done_s < 0.5 or spent < 1.0:
-            return self._left_s or None
-        return max(0.0, self._left_s) * spent / self._estimated_done_s
+        return max(0.0, self._left_s) * (spent + TRUST_S) / (self._estimated_done_s + TRUST_S) or None
+
+
+def _seconds(check: Check) -> float:
+    """What a check adds to a run, by its estimate: nothing where it cannot run, less where it has company."""
+    if check.unavailable is not None:
+        return 0.0
+    return check.cost_s / (SIDE_BY_SIDE if check.stage in SHARES_CORES else 1)
 
 
 def execute(

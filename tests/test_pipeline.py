@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from harness import pipeline
-from harness.domain.check import Check, StageName, Status
+from harness.domain.check import Check, Outcome, StageName, Status
 from harness.domain.errors import InputError
+from harness.domain.machine import Tier
 from harness.domain.plan import Plan
 from harness.evidence.run_folder import open_run
 from harness.executors import local
@@ -156,3 +157,28 @@ def _checks(*ids: str, unavailable: tuple[str, ...] = ()) -> list[Check]:
         )
         for check_id in ids
     ]  # fmt: skip
+
+
+def test_time_left_trusts_the_plan_until_much_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("harness.pipeline.time.monotonic", lambda: now[0])
+    said: list[float | None] = []
+    progress = Progress(say=lambda what, done, total, left: said.append(left), _begun=0.0)
+    sweeps = [check.model_copy(update={"cost_s": 60.0}) for check in _checks("sweep/a", "sweep/b")]
+    gone = [
+        check.model_copy(update={"cost_s": 900.0}) for check in _checks("evals/c", unavailable=("evals/c",))
+    ]
+    shared = [check.model_copy(update={"cost_s": 80.0}) for check in _checks("evals/d")]
+    progress.begin([*sweeps, *gone, *shared])
+    progress.note("begun")  # 60 + 60 + 80 in company: 160 s
+    now[0] = (
+        180.0  # the first took three times its estimate: (180 + 60) / (60 + 60) for the 100 s that are left
+    )
+    progress.finish(sweeps[0], _outcome(sweeps[0]))
+    assert said == [160.0, 200.0]
+
+
+def _outcome(check: Check) -> Outcome:
+    return Outcome(
+        check=check.id, status=Status.FAIL, tier=Tier.SMOKE, summary="it does not hold", next_step="look"
+    )
