@@ -28,12 +28,12 @@ def check_zones(
             yield Finding(
                 rule=UNKNOWN,
                 severity=Severity.ERROR,
-                message="no rule of the zone map covers this path, so nobody has said who reviews it",
+                message=f"no zone of map {zones.name} covers this path, so nobody has said who reviews it",
                 path=place,
                 remedy=(
                     f"move the file into a folder that has a zone, or ask the gatekeepers for a line in "
                     f"policies/zones/{zones.name}.yaml: {_glob_for(place)} under the globs of the zone whose "
-                    "owners shall review it"
+                    "owners shall review it; another tree than this map's needs a policy with its own map"
                 ),
             )
         elif allowed is not None and zone not in allowed:

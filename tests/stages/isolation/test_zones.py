@@ -52,7 +52,8 @@ def test_an_unknown_path_is_told_the_line_that_would_give_it_a_zone() -> None:
     (inside,) = check_zones("tools/build/all.sh", None, zones, None)
     assert inside.remedy == (
         "move the file into a folder that has a zone, or ask the gatekeepers for a line in "
-        "policies/zones/m.yaml: /tools/build/** under the globs of the zone whose owners shall review it"
+        "policies/zones/m.yaml: /tools/build/** under the globs of the zone whose owners shall review it; "
+        "another tree than this map's needs a policy with its own map"
     )
     (at_root,) = check_zones("setup.cfg", None, zones, None)
     assert "/setup.cfg under the globs" in at_root.remedy
