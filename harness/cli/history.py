@@ -56,7 +56,8 @@ def index(
             return
         out.print(
             f"{refreshed.bundles} bundles: {refreshed.new} read now, {refreshed.gone} gone, "
-            f"{refreshed.copies} further copies, {refreshed.refused_count} refused"
+            f"{refreshed.copies} further copies, {refreshed.refused_count} refused; "
+            f"{refreshed.scores} fault scores"
         )
         for refused in refreshed.refused:
             out.print(
@@ -160,7 +161,10 @@ def catch_rate(
     svg: Svg = None,
     json: JsonOutput = False,
 ) -> None:
-    """How often planted controls were noticed, by stage and kind of control, over time."""
+    """How often planted controls and faults were noticed, by stage and kind, over time.
+
+    Faults are those of `fasttrack faults run --out NAME.faults.json`, kept in the folder.
+    """
     from harness.cli.console import print_json
     from harness.domain.errors import InputError
     from harness.history.catches import catch_rates

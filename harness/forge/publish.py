@@ -11,6 +11,7 @@ of the repository, which differs between forks, is not compared.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from harness.domain.bundle import BundleState, Manifest
 from harness.domain.change import Change
@@ -57,7 +58,7 @@ class Wanted:
 class Publication(Record):
     """What was sent, or in a dry run would be."""
 
-    schema_version: int = 1
+    schema_version: Literal[1] = 1
     pull_request: PullRequest
     bundle: Digest
     is_dry_run: bool

@@ -1,7 +1,8 @@
 """How often planted controls were noticed, over time: the judge's own pulse.
 
 Every check brings the run that shows it can fail. The catch rate is the share of these runs in which the
-check noticed; where it falls, the judge has become blind, whatever it says of the changes.
+check noticed; where it falls, the judge has become blind, whatever it says of the changes. Faults that the
+fault suite planted count as controls of the kind `fault`, at the stage that is expected to notice them.
 """
 
 from typing import Literal
@@ -35,7 +36,7 @@ class CatchRate(Record):
 class CatchRates(Record):
     """Catch rates by stage, kind of control and period."""
 
-    schema_version: int = 1
+    schema_version: Literal[1] = 1
     period: Period
     rates: tuple[CatchRate, ...]
 
@@ -43,11 +44,14 @@ class CatchRates(Record):
 def catch_rates(index: Index, selection: Selection, period: Period = "week") -> CatchRates:
     """Catch rates of every stage and kind of control, by time."""
     rows = index.rows(
-        f"SELECT epoch_us(date_trunc('{period}', make_timestamp(b.created_us))) AS start, "
-        "split_part(o.check_id, '/', 1) AS stage, o.control, count(*), count(*) FILTER (o.noticed) "
-        "FROM outcome o JOIN bundle b USING (bundle) "
-        "WHERE o.control IS NOT NULL AND contains(o.check_id, ?) AND contains(b.pack, ?) "
-        "AND contains(b.machine, ?) AND NOT b.is_dirty GROUP BY ALL ORDER BY stage, o.control, start",
+        f"SELECT epoch_us(date_trunc('{period}', make_timestamp(created_us))) AS start, "
+        "stage, control, count(*), count(*) FILTER (noticed) FROM ("
+        "SELECT b.created_us, split_part(o.check_id, '/', 1) AS stage, o.control, o.noticed, b.pack, "
+        "b.machine, o.check_id AS subject FROM outcome o JOIN bundle b USING (bundle) "
+        "WHERE o.control IS NOT NULL AND NOT b.is_dirty UNION ALL "
+        "SELECT created_us, stage, 'fault', noticed, pack, machine, stage || '/' || fault FROM fault) "
+        "WHERE contains(subject, ?) AND contains(pack, ?) AND contains(machine, ?) "
+        "GROUP BY ALL ORDER BY stage, control, start",
         [selection.check, selection.pack, selection.machine],
     )
     return CatchRates(period=period, rates=tuple(_rate(*row) for row in rows))

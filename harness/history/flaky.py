@@ -3,6 +3,8 @@
 That an answer differs between commits may be the commits' doing, and is no sign of a flaky check.
 """
 
+from typing import Literal
+
 from scipy.stats import binomtest
 
 from harness.domain.check import StageName
@@ -36,7 +38,7 @@ class FlakyCheck(Record):
 class FlakyChecks(Record):
     """Checks whose repeats disagreed, the surest first."""
 
-    schema_version: int = 1
+    schema_version: Literal[1] = 1
     repeated: int
     """Checks that were run more than once about the same thing; without repeats nothing can be flaky."""
     checks: tuple[FlakyCheck, ...]

@@ -10,13 +10,13 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from harness.domain.errors import DeviceMissing, InputError
 from harness.domain.record import Record
-from harness.history.reading import BUNDLE_COLUMNS, Batch, read_batch
+from harness.history.reading import BUNDLE_COLUMNS, FAULT_COLUMNS, Batch, read_batch
 from harness.history.scan import Source, find_bundles
 
 __all__ = ["Index", "Refreshed", "RefusedBundle", "open_index"]
@@ -30,7 +30,11 @@ SUFFIX = ".duckdb"
 _TABLES = f"""
 CREATE TABLE fasttrack_history (version INTEGER);
 INSERT INTO fasttrack_history VALUES ({INDEX_VERSION});
-CREATE TABLE source (path VARCHAR, signature VARCHAR, bundle INTEGER, refused VARCHAR);
+CREATE TABLE source (path VARCHAR, signature VARCHAR, bundle INTEGER, refused VARCHAR, score VARCHAR);
+CREATE TABLE fault (
+    digest VARCHAR, created_us BIGINT, pack VARCHAR, machine VARCHAR, tier VARCHAR, stage VARCHAR,
+    fault VARCHAR, noticed BOOLEAN
+);
 CREATE TABLE bundle (
     bundle INTEGER, digest VARCHAR, created_us BIGINT, repository VARCHAR, pr BIGINT, base VARCHAR,
     head VARCHAR, is_dirty BOOLEAN, tier VARCHAR, pack VARCHAR, pack_digest VARCHAR, harness_digest VARCHAR,
@@ -55,7 +59,7 @@ class RefusedBundle(Record):
 class Refreshed(Record):
     """What bringing the index up to date found."""
 
-    schema_version: int = 1
+    schema_version: Literal[1] = 1
     bundles: int
     """In the index now."""
     new: int
@@ -64,6 +68,8 @@ class Refreshed(Record):
     """Places that held a bundle and hold it no longer."""
     copies: int
     """Further places of bundles that are in the index."""
+    scores: int
+    """Fault scores in the index now."""
     refused: tuple[RefusedBundle, ...]
     """At most twenty."""
     refused_count: int
@@ -110,6 +116,9 @@ class Index:
         if self.rows(f"SELECT 1 FROM bundle WHERE {lost} LIMIT 1"):
             for table in ("figure", "outcome", "bundle"):
                 self._connection.execute(f"DELETE FROM {table} WHERE {lost}")
+        self._connection.execute(
+            "DELETE FROM fault WHERE digest NOT IN (SELECT score FROM source WHERE score IS NOT NULL)"
+        )
 
     def _add(self, sources: Sequence[Source], batch: Batch) -> None:
         """One transaction: bundles that are new by digest with what they hold, then every source."""
@@ -127,7 +136,13 @@ class Index:
                 following += 1
         reasons = {r.place: r.reason for r in batch.refusals}
         of_place = {p: numbers[b.digest] for p, b in zip(batch.places, batch.bundles, strict=True)}
-        entries = [(s.path, s.signature, of_place.get(i), reasons.get(i)) for i, s in enumerate(sources)]
+        score_of = {place: rows[0].digest for place, rows in batch.scores if rows}
+        known = {d for (d,) in self.rows("SELECT DISTINCT digest FROM fault")}
+        faults = {rows[0].digest: rows for _, rows in batch.scores if rows and rows[0].digest not in known}
+        entries = [
+            (s.path, s.signature, of_place.get(i), reasons.get(i), score_of.get(i))
+            for i, s in enumerate(sources)
+        ]
         with self._transaction():
             if rows:
                 self._insert("bundle", _arrow(("bundle", *BUNDLE_COLUMNS), rows))
@@ -136,7 +151,11 @@ class Index:
                     kept = content.join(numbered, "place", join_type="inner").drop_columns("place")
                     names = [n for n in content.column_names if n != "place"]
                     self._insert(table, kept.select(["bundle", *names]))
-            self._insert("source", _arrow(("path", "signature", "bundle", "refused"), entries))
+            if faults:
+                self._insert(
+                    "fault", _arrow(FAULT_COLUMNS, [row for rows in faults.values() for row in rows])
+                )
+            self._insert("source", _arrow(("path", "signature", "bundle", "refused", "score"), entries))
 
     def _insert(self, table: str, content: pa.Table) -> None:
         """All rows at once; row by row would cost milliseconds each."""
@@ -157,6 +176,7 @@ class Index:
     def _summary(self, new: int, gone: int) -> Refreshed:
         ((bundles,),) = self.rows("SELECT count(*) FROM bundle")
         ((sources, refused_count),) = self.rows("SELECT count(bundle), count(refused) FROM source")
+        ((scores,),) = self.rows("SELECT count(DISTINCT digest) FROM fault")
         refused = self.rows(
             "SELECT path, refused FROM source WHERE refused IS NOT NULL ORDER BY path LIMIT ?", [SHOWN]
         )
@@ -165,6 +185,7 @@ class Index:
             new=new,
             gone=gone,
             copies=sources - bundles,
+            scores=scores,
             refused=tuple(RefusedBundle(path=p, reason=r) for p, r in refused),
             refused_count=refused_count,
         )
@@ -225,6 +246,7 @@ _ARROW = {
     "pr": pa.int64(),
     "created_us": pa.int64(),
     "is_dirty": pa.bool_(),
+    "noticed": pa.bool_(),
 }
 
 

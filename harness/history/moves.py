@@ -50,7 +50,7 @@ class Move(Record):
 class Moves(Record):
     """Every move that stands out, the largest regression first."""
 
-    schema_version: int = 1
+    schema_version: Literal[1] = 1
     series: int
     """Series that were looked at."""
     too_short: int

@@ -18,18 +18,20 @@ from typing_extensions import TypedDict  # pydantic asks for this one before Pyt
 from harness.domain.bundle import Manifest
 from harness.domain.check import CheckId
 from harness.domain.errors import EvidenceError
+from harness.domain.faults import FaultScore
 from harness.domain.machine import Machine
 from harness.domain.record import canonical_bytes, sha256_hex
 from harness.evidence.names import MANIFEST, OUTCOMES
 from harness.evidence.pack import read_packed
 from harness.evidence.reader import MAX_MANIFEST_BYTES
 from harness.evidence.strict_json import read_bounded
-from harness.history.scan import Source
+from harness.history.scan import SCORE, Source
 
-__all__ = ["BUNDLE_COLUMNS", "Batch", "BundleRow", "Refusal", "read_batch"]
+__all__ = ["BUNDLE_COLUMNS", "FAULT_COLUMNS", "Batch", "BundleRow", "FaultRow", "Refusal", "read_batch"]
 
 MAX_OUTCOMES_BYTES = 64 * 2**20
 """A full run has under 1 MB of outcomes."""
+MAX_SCORE_BYTES = 16 * 2**20
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Word = Annotated[str, Field(max_length=200)]
 
@@ -60,6 +62,24 @@ class BundleRow(NamedTuple):
 BUNDLE_COLUMNS = BundleRow._fields
 
 
+class FaultRow(NamedTuple):
+    """One planted fault of one run of the fault suite; the columns of the index's table."""
+
+    digest: str
+    """Of the score's file."""
+    created_us: int
+    pack: str
+    machine: str
+    tier: str
+    stage: str
+    """Column that is expected to notice it."""
+    fault: str
+    noticed: bool
+
+
+FAULT_COLUMNS = FaultRow._fields
+
+
 class Refusal(NamedTuple):
     """A source that could not be read, and why."""
 
@@ -75,16 +95,21 @@ class Batch:
     """Place of each bundle, as in `bundles`."""
     bundles: tuple[BundleRow, ...]
     refusals: tuple[Refusal, ...]
+    scores: tuple[tuple[int, tuple[FaultRow, ...]], ...]
+    """(place, its faults) of each fault score."""
     outcomes: pa.Table
     figures: pa.Table
 
 
 def read_batch(folder: str, sources: Sequence[Source]) -> Batch:
     """Read several bundles; runs in a process of its own where there are many."""
-    places, bundles, refusals = [], [], []
+    places, bundles, refusals, scores = [], [], [], []
     columns = _Columns()
     for place, source in enumerate(sources):
         try:
+            if source.path.endswith(SCORE):
+                scores.append((place, _score(Path(folder) / source.path)))
+                continue
             row, outcomes = _read(Path(folder), source)
         except EvidenceError as error:
             refusals.append(Refusal(place, str(error)[:500]))
@@ -94,7 +119,7 @@ def read_batch(folder: str, sources: Sequence[Source]) -> Batch:
         for outcome in outcomes:
             columns.add(place, outcome)
     tables = columns.tables()
-    return Batch(tuple(places), tuple(bundles), tuple(refusals), *tables)
+    return Batch(tuple(places), tuple(bundles), tuple(refusals), tuple(scores), *tables)
 
 
 class _Figure(TypedDict):
@@ -185,6 +210,30 @@ def _manifest(raw: bytes) -> Manifest:
         raise EvidenceError(f"its manifest is none: {_first(error)}") from None
     except (ValueError, TypeError, KeyError) as error:
         raise EvidenceError(f"its manifest is none: {str(error)[:200]}") from None
+
+
+def _score(path: Path) -> tuple[FaultRow, ...]:
+    raw = read_bounded(path, MAX_SCORE_BYTES)
+    try:
+        score = FaultScore.model_validate_json(raw, strict=True)
+    except ValidationError as error:
+        raise EvidenceError(f"is no fault score: {_first(error)}") from None
+    machine = f"{len(score.gpus)} x {score.gpus[0]}" if score.gpus else score.cpu_model
+    digest, created_us = sha256_hex(raw), int(score.created.timestamp() * 1e6)
+    caught = {r.name for r in score.caught}
+    return tuple(
+        FaultRow(
+            digest,
+            created_us,
+            score.pack,
+            machine[:200],
+            score.tier.value,
+            r.expected,
+            r.name,
+            r.name in caught,
+        )
+        for r in score.planted
+    )
 
 
 def _files(path: Path) -> tuple[bytes, bytes]:

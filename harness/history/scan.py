@@ -1,7 +1,8 @@
-"""Which bundles lie under a folder, without opening any.
+"""Which bundles and fault scores lie under a folder, without opening any.
 
-A bundle is a folder with a manifest or a file `*.tar.zst`. No link is followed, no folder of a bundle or of
-an unfinished run is entered, and the walk is bounded.
+A bundle is a folder with a manifest or a file `*.tar.zst`; a fault score, as `fasttrack faults run --out`
+writes it, is a file `*faults.json`. No link is followed, no folder of a bundle or of an unfinished run is
+entered, and the walk is bounded.
 """
 
 import os
@@ -12,15 +13,16 @@ from typing import NamedTuple
 from harness.domain.errors import InputError
 from harness.evidence.names import MANIFEST, PLAN
 
-__all__ = ["Source", "find_bundles"]
+__all__ = ["SCORE", "Source", "find_bundles"]
 
 MAX_ENTRIES = 5_000_000
 MAX_DEPTH = 12
 ARCHIVE = ".tar.zst"
+SCORE = "faults.json"
 
 
 class Source(NamedTuple):
-    """One place that holds a bundle."""
+    """One place that holds a bundle or a fault score."""
 
     path: str
     """Relative to the folder, with forward slashes."""
@@ -29,7 +31,7 @@ class Source(NamedTuple):
 
 
 def find_bundles(folder: Path) -> tuple[Source, ...]:
-    """Every bundle under `folder`, sorted by path; raises `InputError`."""
+    """Every bundle and fault score under `folder`, sorted by path; raises `InputError`."""
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder; name one that holds bundles")
     found: list[Source] = []
@@ -47,7 +49,7 @@ def find_bundles(folder: Path) -> tuple[Source, ...]:
             continue
         for entry in entries:
             path = f"{prefix}/{entry.name}" if prefix else entry.name
-            if entry.name.endswith(ARCHIVE):
+            if entry.name.endswith((ARCHIVE, SCORE)):
                 found += _source(folder, path, path)
             elif entry.is_dir(follow_symlinks=False) and depth < MAX_DEPTH:
                 todo.append((path, depth + 1))

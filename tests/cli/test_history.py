@@ -33,10 +33,13 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_index_says_what_it_holds(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert _exit_code(["history", "index", folder]) == 0
-    assert capsys.readouterr().out == "30 bundles: 30 read now, 0 gone, 0 further copies, 0 refused\n"
+    assert (
+        capsys.readouterr().out
+        == "30 bundles: 30 read now, 0 gone, 0 further copies, 0 refused; 0 fault scores\n"
+    )
     assert _exit_code(["history", "index", folder, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
-        "schema_version": 1, "bundles": 30, "new": 0, "gone": 0, "copies": 0, "refused": [],
+        "schema_version": 1, "bundles": 30, "new": 0, "gone": 0, "copies": 0, "scores": 0, "refused": [],
         "refused_count": 0,
     }  # fmt: skip
     assert [p.suffix for p in Path("out/cache/history").iterdir()] == [".duckdb"]

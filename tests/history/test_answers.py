@@ -1,6 +1,7 @@
 """Trends, moves, flaky checks and catch rates over bundles whose story is known."""
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 
 from harness.domain.check import Status
 from harness.domain.errors import InputError
-from harness.domain.machine import Machine
+from harness.domain.faults import FaultCell, FaultResult, FaultScore, Sighting
+from harness.domain.machine import Machine, Tier
 from harness.history import Index, open_index
 from harness.history.catches import catch_rates
 from harness.history.flaky import find_flaky
@@ -200,3 +202,42 @@ def test_the_catch_rate_is_the_share_of_controls_that_were_noticed(indexed: Any)
     assert found.rates[0].share == 1.0
     assert round(found.rates[0].low, 2) == 0.61
     assert len(catch_rates(index, Selection(), "month").rates) == 3
+
+
+def test_planted_faults_count_at_the_stage_that_is_to_notice_them(tmp_path: Path) -> None:
+    def score(day: int, *verdicts: str) -> FaultScore:
+        seen = Sighting(column="audit", subject="audit/a", status="FAIL", words="spills")
+        cells = (FaultCell(column="audit", checks=1, is_caught=True, seen=seen),)
+        results = [
+            FaultResult(
+                name=f"fault_{i}", title="t", report="r", target="op", expected="kernels", tier=Tier.SMOKE,
+                suite="fasttrack", verdict=verdict, reason="x" if verdict in ("skipped", "broken") else "",
+                cells=cells if verdict == "caught_elsewhere" else (), duration_s=1,
+            )
+            for i, verdict in enumerate(verdicts)
+        ]  # fmt: skip
+        return FaultScore(
+            harness_version="0.1.0", harness_digest="1" * 64, pack="k3_decode", pack_digest="2" * 64,
+            tier=Tier.SMOKE, seed=0, created=START + timedelta(days=day), cpu_model="Example CPU",
+            results=tuple(results),
+        )  # fmt: skip
+
+    folder = tmp_path / "scores"
+    folder.mkdir()
+    (folder / "a.faults.json").write_bytes(score(0, "caught_elsewhere", "skipped").canonical() + b"\n")
+    (folder / "copy.faults.json").write_bytes((folder / "a.faults.json").read_bytes())
+    (folder / "later.faults.json").write_bytes(score(40, "missed", "missed", "broken").canonical())
+    (folder / "bad.faults.json").write_text('{"schema_version": 1}')
+    (folder / "other.json").write_text("{}")
+    with open_index(tmp_path / "i.duckdb") as index:
+        found = index.refresh(folder)
+        assert (found.bundles, found.scores, found.refused_count) == (0, 2, 1)
+        assert "is no fault score" in found.refused[0].reason
+        rates = catch_rates(index, Selection(), "month").rates
+        assert [(r.stage, r.control, r.runs, r.noticed) for r in rates] == [
+            ("kernels", "fault", 1, 1), ("kernels", "fault", 3, 0),
+        ]  # fmt: skip
+        (folder / "later.faults.json").unlink()
+        assert index.refresh(folder).scores == 1
+        (folder / "a.faults.json").unlink()
+        assert index.refresh(folder).scores == 1
