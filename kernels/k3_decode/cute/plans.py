@@ -1,8 +1,8 @@
 """Which plan a product of a given shape runs under, from measurements on an H200 (NOTES.md).
 
-Shapes of K3's TP8 and TP16 shards have their own rows in the table; others follow `_rule`, which was read
-off the same sweeps. Plans differ in speed only: any plan gives the right product. Wide steps multiply by
-warpgroups where the architecture has `wgmma` (sm_90a) and by `mma.sync` elsewhere.
+Shapes of K3's TP8 and TP16 shards have their own rows in the tables; others follow `_few`, `_many` and
+`_wide`, which were read off the same sweeps. Plans differ in speed only: any plan gives the right product.
+Wide steps multiply by warpgroups where the architecture has `wgmma` (sm_90a) and by `mma.sync` elsewhere.
 """
 
 from functools import cache
@@ -30,13 +30,17 @@ def _grouped(warpgroups: int, cluster: int, depth: int, blocks: int = 1) -> Tili
     return Tiling(2, 4 * warpgroups, 1, cluster, depth, blocks, is_grouped=True)
 
 
+MULTIPROCESSORS = 132
+"""Of an H200."""
 CAPACITIES = (8, 16, 32, 64)
+ROUGH_CAPACITIES = (16, 64)
+"""Of shapes without measurements, so that fewer kernels are compiled and audited."""
 Shape = tuple[int, int]
 
 FEW: dict[Shape, tuple[Tiling, Tiling]] = {
-    (6288, 7168): (Tiling(1, 1, 8, 1, 12, 2), Tiling(3, 4, 2, 2, 6, 1)),
+    (6288, 7168): (Tiling(1, 1, 4, 1, 14, 4), Tiling(3, 4, 2, 2, 6, 1)),
     (3648, 7168): (Tiling(1, 1, 8, 1, 7, 4), Tiling(4, 4, 2, 4, 4, 1)),
-    (3216, 7168): (Tiling(2, 1, 8, 2, 7, 2), Tiling(3, 4, 2, 2, 6, 1)),
+    (3216, 7168): (Tiling(1, 1, 8, 1, 7, 4), Tiling(3, 4, 2, 2, 6, 1)),
     (2880, 7168): (Tiling(1, 1, 8, 1, 7, 4), Tiling(4, 4, 2, 4, 4, 1)),
     (7168, 1536): (Tiling(2, 1, 4, 1, 8, 4), Tiling(2, 4, 2, 2, 6, 2)),
     (7168, 768): (Tiling(1, 1, 4, 1, 6, 4), Tiling(4, 1, 4, 1, 6, 2)),
@@ -46,8 +50,8 @@ FEW: dict[Shape, tuple[Tiling, Tiling]] = {
     (4480, 7168): (Tiling(2, 1, 8, 1, 6, 2), Tiling(4, 4, 2, 4, 4, 1)),
     (6016, 7168): (Tiling(1, 1, 8, 1, 12, 2), Tiling(3, 4, 2, 2, 6, 1)),
     (5248, 7168): (Tiling(1, 1, 8, 1, 12, 2), Tiling(3, 4, 2, 2, 6, 1)),
-    (2096, 7168): (Tiling(1, 1, 8, 2, 7, 4), Tiling(2, 2, 4, 4, 6, 2)),
-    (1048, 7168): (Tiling(1, 1, 8, 4, 7, 4), Tiling(2, 2, 4, 7, 8, 2)),
+    (2096, 7168): (Tiling(2, 1, 8, 2, 7, 2), Tiling(2, 1, 8, 2, 7, 2)),
+    (1048, 7168): (Tiling(1, 1, 4, 4, 14, 4), Tiling(2, 2, 4, 7, 8, 2)),
     (560, 7168): (Tiling(2, 1, 8, 7, 4, 2), Tiling(2, 2, 4, 7, 8, 2)),
     (280, 7168): (Tiling(2, 1, 8, 7, 4, 2), Tiling(2, 2, 4, 7, 8, 2)),
     (896, 3584): (Tiling(2, 1, 4, 7, 4, 4), Tiling(2, 4, 2, 7, 8, 1)),
@@ -57,29 +61,33 @@ FEW: dict[Shape, tuple[Tiling, Tiling]] = {
     (768, 7168): (Tiling(1, 1, 8, 4, 7, 4), Tiling(2, 2, 4, 7, 8, 2)),
 }
 """Best tilings of up to 8 and of up to 16 tokens by (rows, K)."""
-MANY: dict[Shape, tuple[Tiling, Tiling]] = {
-    (6288, 7168): (_grouped(1, 1, 10), _grouped(1, 1, 10)),
-    (3648, 7168): (_grouped(1, 2, 10), _grouped(1, 2, 10)),
-    (3216, 7168): (_grouped(2, 4, 6), _grouped(2, 4, 6)),
-    (7168, 1536): (_grouped(1, 1, 8), _grouped(1, 1, 8)),
-    (7168, 768): (_grouped(1, 1, 8), _grouped(1, 1, 8)),
-    (20480, 7168): (_grouped(2, 1, 4, 2), _grouped(2, 1, 4, 2)),
-    (7168, 3584): (_grouped(2, 2, 6), _grouped(2, 2, 6)),
-    (4480, 7168): (_grouped(2, 3, 6), _grouped(2, 3, 6)),
-    (2096, 7168): (_grouped(2, 7, 6), _grouped(2, 7, 6)),
-    (1048, 7168): (_grouped(1, 7, 6), _grouped(1, 7, 6)),
-    (560, 7168): (_grouped(1, 8, 6), _grouped(1, 8, 6)),
-    (280, 7168): (_grouped(1, 8, 6), _grouped(1, 8, 6)),
-    (896, 3584): (_grouped(1, 7, 6), _grouped(1, 7, 6)),
-    (448, 3584): (_grouped(1, 7, 6), _grouped(1, 7, 6)),
-    (1536, 7168): (_grouped(2, 8, 6), _grouped(2, 8, 5)),
+MANY: dict[Shape, tuple[Tiling | None, Tiling, Tiling]] = {
+    (6288, 7168): (_grouped(1, 2, 6, 2), _grouped(1, 1, 10), _grouped(1, 1, 10)),
+    (3648, 7168): (_grouped(1, 4, 9, 2), _grouped(1, 2, 10), _grouped(1, 2, 10)),
+    (3216, 7168): (None, _grouped(1, 4, 6, 2), _grouped(1, 2, 8)),
+    (7168, 1536): (_grouped(1, 1, 8), _grouped(1, 1, 8), _grouped(1, 1, 8)),
+    (7168, 768): (_grouped(1, 1, 8), _grouped(1, 1, 8), _grouped(1, 1, 8)),
+    (20480, 7168): (None, _grouped(2, 1, 4, 2), _grouped(2, 1, 4, 2)),
+    (7168, 3584): (None, _grouped(2, 2, 6), _grouped(2, 2, 6)),
+    (4480, 7168): (None, _grouped(2, 3, 6), _grouped(2, 3, 6)),
+    (2096, 7168): (_grouped(1, 6, 9, 2), _grouped(1, 3, 10), _grouped(1, 3, 8)),
+    (1048, 7168): (None, _grouped(1, 6, 8), _grouped(1, 6, 8)),
+    (560, 7168): (None, _grouped(1, 8, 6), _grouped(1, 8, 6)),
+    (280, 7168): (None, _grouped(1, 8, 6), _grouped(1, 8, 6)),
+    (896, 3584): (None, _grouped(1, 7, 6), _grouped(1, 7, 6)),
+    (448, 3584): (None, _grouped(1, 7, 6), _grouped(1, 7, 6)),
+    (1536, 7168): (_grouped(2, 8, 6), _grouped(2, 8, 6), _grouped(2, 8, 5)),
+    (2880, 7168): (None, _grouped(1, 5, 6, 2), _grouped(1, 5, 5, 2)),
+    (7168, 384): (None, _grouped(1, 1, 6), _grouped(1, 1, 6)),
+    (768, 7168): (None, _grouped(1, 8, 10), _grouped(1, 8, 8)),
 }
-"""Best tilings of up to 32 and of up to 64 tokens, by warpgroups."""
+"""Best tilings of up to 16, 32 and 64 tokens by warpgroups; None: `mma.sync` is as fast."""
 
 
-def capacity(tokens: int) -> int:
-    """The least compiled token capacity that holds `tokens`."""
-    return next(size for size in CAPACITIES if tokens <= size)
+def capacity(rows: int, k: int, tokens: int) -> int:
+    """The least token capacity that holds `tokens` among those a shape is compiled for."""
+    sizes = CAPACITIES if (rows, k) in FEW else ROUGH_CAPACITIES
+    return next(size for size in sizes if tokens <= size)
 
 
 @cache
@@ -95,14 +103,18 @@ def plan_for(rows: int, k: int, tokens: int, is_grouped: bool) -> Plan:
 
     `is_grouped`: whether the architecture has warpgroup products.
     """
-    room = capacity(tokens)
-    if room <= 16:
-        known = FEW.get((rows, k))
-        tiling = _few(rows, k) if known is None else known[0 if room == 8 else 1]
-    elif is_grouped and k % 64 == 0 and rows >= 256:
+    room = capacity(rows, k, tokens)
+    tiling = None
+    if is_grouped and k % 64 == 0 and rows >= 256 and room > 8:
         known = MANY.get((rows, k))
-        tiling = _many(rows, k) if known is None else known[0 if room == 32 else 1]
-    else:
+        if known is not None:
+            tiling = known[CAPACITIES.index(room) - 1]
+        elif room > 16:
+            tiling = _many(rows, k)
+    if tiling is None and room <= 16:
+        few = FEW.get((rows, k))
+        tiling = _few(rows, k) if few is None else few[0 if room == 8 else 1]
+    elif tiling is None:
         tiling = _wide(rows, k)
     return Plan(
         k=k,
@@ -139,10 +151,16 @@ def _few(rows: int, k: int) -> Tiling:
 
 
 def _many(rows: int, k: int) -> Tiling:
-    """Warpgroups, no measurement: blocks of 64 rows that fill the device, K shared by up to 8 of them."""
-    blocks = -(-rows // 64)
-    cluster = next((c for c in (8, 4, 2) if blocks * c <= 132 and k // 64 >= 4 * c), 1)
-    return _grouped(1, cluster, min(8, k // 64 // cluster))
+    """Warpgroups, no measurement: blocks of 64 rows where these fit the device at once, K shared by up to 8 of
+    them; else blocks of 128 rows, one or two a multiprocessor.
+    """
+    blocks, stages = -(-rows // 64), k // 64
+    if blocks <= MULTIPROCESSORS:
+        cluster = next((c for c in (8, 4, 2) if blocks * c <= MULTIPROCESSORS and stages >= 4 * c), 1)
+        return _grouped(1, cluster, min(8, stages // cluster))
+    if blocks <= 2 * MULTIPROCESSORS:
+        return _grouped(2, 1, min(6, stages))
+    return _grouped(2, 1, min(4, stages), 2)
 
 
 def _wide(rows: int, k: int) -> Tiling:
