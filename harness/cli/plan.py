@@ -51,7 +51,7 @@ def _print_plan(plan: "Plan", *, show_all: bool) -> None:
     change, machine = plan.change, plan.machine
     gpus = ", ".join(gpu.name for gpu in machine.gpus) or "no GPU"
     facts = {
-        f"plan {plan.digest()[:12]}": "runs nothing yet",
+        f"plan {plan.digest()[:12]}": "nothing has run yet",
         "change": f"{change.base[:12]}..{change.head[:12]} of {change.repository}: "
         f"{_count(len(change.files), 'file')}, {_count(change.added_lines, 'line')} added",
         "claim": f"{plan.claim.name} of pack {plan.pack}",
@@ -77,15 +77,18 @@ def _print_plan(plan: "Plan", *, show_all: bool) -> None:
 def _cost_table(plan: "Plan") -> "Table":
     from rich.table import Table
 
+    from harness.domain.check import StageName
     from harness.planner import estimate_costs
 
     costs = estimate_costs(plan)
-    table = Table(pad_edge=False, title_justify="left", show_footer=True)
+    table = Table(pad_edge=False, caption_justify="left", show_footer=True)
     table.add_column("stage", "in all")
     table.add_column("will run", str(sum(cost.checks for cost in costs)), justify="right")
     table.add_column("cannot run here", str(sum(cost.unavailable for cost in costs)), justify="right")
     table.add_column("policy asks for")
     table.add_column("about", _minutes(sum(cost.seconds for cost in costs)), justify="right")
+    if any(cost.stage is StageName.AUDIT for cost in costs):
+        table.caption = "audit: as in a first run; compiled kernels are kept for later ones"
     for cost in costs:
         gone = str(cost.unavailable) if cost.unavailable else "-"
         table.add_row(cost.stage.value, str(cost.checks), gone, cost.wanted.value, _minutes(cost.seconds))
