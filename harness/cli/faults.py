@@ -123,6 +123,7 @@ def _print_misses(score: "FaultScore") -> None:
         for alarm in result.false_alarms:
             kind = "statistical" if alarm.is_statistical else "deterministic"
             out.print(
-                f"false alarm ({kind}) on the twin of {result.name}: {alarm.subject} {alarm.status} {alarm.words}",
+                f"false alarm ({kind}) on the twin of {result.name}: {alarm.subject} {alarm.status} "
+                f"{alarm.words}",
                 markup=False, soft_wrap=True,
             )  # fmt: skip

@@ -132,7 +132,7 @@ class FaultScore(Record):
 
     @property
     def is_as_expected(self) -> bool:
-        """Whether every miss names its gap, nothing broke, and no deterministic check raised a false alarm."""
+        """Whether every miss names its gap, nothing broke, and no deterministic check accused a twin."""
         surprises = [
             r for r in self.results if r.verdict == "broken" or (r.verdict == "missed" and not r.reason)
         ]

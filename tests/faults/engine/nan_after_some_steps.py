@@ -8,7 +8,7 @@ from harness.faults.fault import Fault
 from harness.faults.scenes import PatchScene
 from tests.faults.planting import PATH_CHECK, wrapped
 
-CALLS = 200
+CALLS = 80
 """Of the experts: five layers a step, so that the short coverage check is over before."""
 
 
