@@ -4,8 +4,8 @@ With the layout `sharded` a rank keeps its rows of the router and of both latent
 others.
 """
 
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -14,37 +14,18 @@ from k3_decode.rank_weights import DenseWeights, KdaWeights, LayerWeights, MlaWe
 from k3_decode.shapes import RankShapes
 
 __all__ = [
-    "Ahead",
     "BoundLayer",
     "ChainOptions",
     "Layout",
     "SharedPlace",
     "bind_layer",
     "share_of",
-    "weights_of",
 ]
 
 Layout = Literal["whole", "sharded"]
 
 
-SharedPlace = Literal["before_router", "before_experts", "after_experts"]
-
-
-class Ahead(NamedTuple):
-    """Bytes of weights that a side stream asks into L2 while the main stream leaves memory idle; 0: none.
-
-    Each amount is cut to the weights' size.
-    """
-
-    out_proj: int = 0
-    """While the attention's state is updated."""
-    shared_down: int = 0
-    """Of the shared expert, from the end of the output projection on."""
-    in_proj: int = 0
-    """Of the next layer, from the end of the routed experts on."""
-
-
-NOTHING_AHEAD = Ahead()
+SharedPlace = Literal["before_router", "before_experts", "after_experts", "aside"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +39,10 @@ class ChainOptions:
     layout: Layout = "whole"
     exchange_slots: int = 1
     """Buffers that an exchange rotates over, layer by layer."""
+    copies: int = 1
+    """Places that a rank's part of an exchange is stored to; where one rank runs alone, a place for each."""
     shared_place: SharedPlace = "before_experts"
-    """When the shared expert's down-projection runs."""
-    ahead: Ahead = NOTHING_AHEAD
+    """When the shared expert's down-projection runs; `aside`: the whole expert, on a stream of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +89,8 @@ def bind_layer(table: OpTable, layer: LayerWeights, shapes: RankShapes, options:
             return weight[share_of(weight.shape[0], shapes.tp, options.rank)]
 
         shared_down = table["projection"].prepare(weight=ffn.shared_down)
+        if options.shared_place == "aside":
+            mlp = table["situ_mlp"].prepare(gate_up_weight=ffn.shared_gate_up, down_weight=ffn.shared_down)
         front = table["moe_front"].prepare(
             router_weight=own(ffn.router_weight),
             down_weight=own(ffn.down_weight),
@@ -147,14 +131,3 @@ def share_of(width: int, tp: int, rank: int) -> slice:
     if width % tp:
         raise ValueError(f"{width} columns cannot be divided over {tp} ranks; use the layout `whole`")
     return slice(rank * (width // tp), (rank + 1) * (width // tp))
-
-
-def weights_of(bound: Bound) -> list[torch.Tensor]:
-    """The matrices among an op's constants, in the order in which it reads them."""
-    found: list[torch.Tensor] = []
-    for name, value in bound.items():
-        if is_dataclass(value):
-            found += [getattr(value, field.name) for field in fields(value)]
-        elif name != "workspace":
-            found.append(value)
-    return [value for value in found if isinstance(value, torch.Tensor) and value.dim() > 1]

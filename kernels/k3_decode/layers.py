@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from k3_decode.bound_layers import BoundLayer, ChainOptions, SharedPlace, bind_layer, share_of, weights_of
+from k3_decode.bound_layers import BoundLayer, ChainOptions, SharedPlace, bind_layer, share_of
 from k3_decode.collectives import Exchange, gather, reduce
 from k3_decode.model import SOFTMAX_SCALE
 from k3_decode.op_table import Bound, OpTable
@@ -43,8 +43,8 @@ class LayerChain:
         device = layers[0].attention_norm.device
         self._shapes, self._caches, self._table, self._options = shapes, caches, table, options
         self._layers = tuple(bind_layer(table, layer, shapes, options) for layer in layers)
-        needs_side = any(options.ahead)
-        self._side = torch.cuda.Stream(device) if needs_side else None  # type: ignore[no-untyped-call,unused-ignore]  # has no types
+        is_aside = options.shared_place == "aside" and device.type == "cuda"
+        self._side = torch.cuda.Stream(device) if is_aside else None  # type: ignore[no-untyped-call,unused-ignore]  # has no types
         self.launches = torch.zeros(LAUNCH_SLOTS, dtype=torch.int32, device=device)
         """Kernel launches by op since the last clearing, counted by the kernels."""
         self.buffers = allocate(shapes, table, options, device)
@@ -74,8 +74,6 @@ class LayerChain:
             self._attend(use, index, layer, step)
             mix = before_ffn(place, block)
             self.run("projection", x=use["core"], out=spare, **layer.out_proj)
-            if layer.shared_down is not None:
-                self._ask(self._options.ahead.shared_down, layer.shared_down)
             attended = yield from reduce(spare, tp)
             if attended is not spare:
                 spare.copy_(attended)
@@ -83,8 +81,6 @@ class LayerChain:
                 prefix, spare = spare, prefix
             self.mix(use, mix, prefix, None if mix.restarts else spare, layer.ffn_mix)
             delta = yield from self._ffn(use, index, layer)
-        if self._side is not None:
-            torch.cuda.current_stream().wait_stream(self._side)
         assert delta is not None
         return delta
 
@@ -123,26 +119,12 @@ class LayerChain:
         """One op of the table."""
         self._table[op].run(launches=self.launches, **arguments)
 
-    def _ask(self, wanted: int, bound: Bound) -> None:
-        """Asks the first `wanted` bytes of an op's prepared weights into L2, beside the main stream."""
-        if not wanted or self._side is None:
-            return
-        self._side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._side):
-            for weight in weights_of(bound):
-                size = min(wanted, weight.numel() * weight.element_size())
-                self.run("prefetch", weight=weight, bytes_wanted=size)
-                wanted -= size
-                if not wanted:
-                    return
-
     def _attend(self, use: Buffers, index: int, layer: BoundLayer, step: StepInputs) -> None:
         """Writes `core`, what the output projection takes."""
         model = self._shapes.model
         if layer.kda is not None:
             memory = self._caches.kda[index]
             self.run("projection", x=use["x"], out=use["kda_packed"], **layer.in_proj)
-            self._ask(self._options.ahead.out_proj, layer.out_proj)
             self.run(
                 "kda_step",
                 packed=use["kda_packed"],
@@ -161,7 +143,6 @@ class LayerChain:
         assert layer.value is not None
         cache, scale = self._caches.mla[index], self._caches.kv_scale
         self.run("projection", x=use["x"], out=use["mla_packed"], **layer.in_proj)
-        self._ask(self._options.ahead.out_proj, layer.out_proj)
         self.run(
             "mla_query",
             packed=use["mla_packed"],
@@ -208,20 +189,25 @@ class LayerChain:
     def _ffn(self, use: Buffers, index: int, layer: BoundLayer) -> Exchange:
         """The FFN's output, combined over ranks."""
         tp, slot = self._shapes.tp, index % self._options.exchange_slots
-        out = use["ffn"][slot]
-        if layer.mlp is not None:
+        out = use["ffn"][slot, 0]
+        if layer.front is None:
+            assert layer.mlp is not None
             self.run("situ_mlp", x=use["x"], out=out, **layer.mlp)
             return (yield from reduce(out, tp))
-        assert layer.front is not None
         assert layer.experts is not None
         assert layer.tail is not None
-        logits, latent = use["logits"][slot], use["latent"][slot]
+        logits, latent = use["logits"][slot, 0], use["latent"][slot, 0]
+        if self._side is not None:
+            assert layer.mlp is not None
+            self._side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._side):
+                self.run("situ_mlp", x=use["x"], out=use["shared"], **layer.mlp)
         self.run(
             "moe_front",
             x=use["x"],
-            logits=self._own(logits),
-            latent=self._own(latent),
-            hidden=use["hidden"],
+            logits=self._published(use["logits"][slot]),
+            latent=self._published(use["latent"][slot]),
+            hidden=None if self._side is not None else use["hidden"],
             **layer.front,
         )
         logits = yield from self._exchanged(logits)
@@ -244,16 +230,16 @@ class LayerChain:
             out=use["routed"],
             **layer.experts,
         )
-        if index + 1 < len(self._layers):
-            self._ask(self._options.ahead.in_proj, self._layers[index + 1].in_proj)
         self._share_at("after_experts", use, layer)
         routed = yield from reduce(use["routed"], tp)
+        if self._side is not None:
+            torch.cuda.current_stream().wait_stream(self._side)
         shared = yield from reduce(use["shared"], tp)
         self.run(
             "latent_tail",
             latent=routed,
             shared=self._own(shared),
-            out=self._own(out),
+            out=self._published(use["ffn"][slot]),
             eps=self._shapes.model.norm_eps,
             **layer.tail,
         )
@@ -269,6 +255,13 @@ class LayerChain:
         if self._options.layout == "whole":
             return whole
         return whole[:, share_of(whole.shape[1], self._shapes.tp, self._options.rank)]
+
+    def _published(self, places: torch.Tensor) -> torch.Tensor:
+        """Where this rank's columns go: [B, columns], or with several copies [copies, B, columns]."""
+        columns = slice(None)
+        if self._options.layout == "sharded":
+            columns = share_of(places.shape[2], self._shapes.tp, self._options.rank)
+        return places[0, :, columns] if self._options.copies == 1 else places[:, :, columns]
 
     def _exchanged(self, whole: torch.Tensor) -> Exchange:
         """The buffer with all ranks' columns."""

@@ -14,7 +14,7 @@ from k3_decode.shapes import RankShapes
 __all__ = ["Buffers", "allocate", "views_of"]
 
 Buffers = dict[str, torch.Tensor]
-"""Views of one step's buffers by name; exchanged ones keep their slot axis in front."""
+"""Views of one step's buffers by name; exchanged ones keep two axes in front, slots and copies."""
 EXCHANGED = ("logits", "latent", "ffn")
 SPLIT = ("mixed", "lse")
 """Buffers that hold every split's rows one after another."""
@@ -24,7 +24,8 @@ MAX_ROWS_PER_REQUEST = 8
 
 def allocate(shapes: RankShapes, table: OpTable, options: ChainOptions, device: torch.device) -> Buffers:
     """Zeroed buffers at their most rows."""
-    model, rows, slots = shapes.model, options.max_rows, options.exchange_slots
+    model, rows = shapes.model, options.max_rows
+    places = (options.exchange_slots, options.copies)
 
     def zeros(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.zeros(size, dtype=dtype, device=device)
@@ -41,14 +42,14 @@ def allocate(shapes: RankShapes, table: OpTable, options: ChainOptions, device: 
         "query": zeros(rows, shapes.heads, KV_LORA + QK_ROPE),
         "mixed": zeros(pairs, KV_LORA),
         "lse": zeros(pairs, dtype=torch.float32),
-        "logits": zeros(slots, rows, model.experts, dtype=torch.float32),
-        "latent": zeros(slots, rows, model.latent),
+        "logits": zeros(*places, rows, model.experts, dtype=torch.float32),
+        "latent": zeros(*places, rows, model.latent),
         "hidden": zeros(rows, shapes.shared_inter),
         "ids": zeros(rows, model.top_k, dtype=torch.int32),
         "shares": zeros(rows, model.top_k, dtype=torch.float32),
         "routed": zeros(rows, model.latent),
         "shared": zeros(rows, model.hidden),
-        "ffn": zeros(slots, rows, model.hidden),
+        "ffn": zeros(*places, rows, model.hidden),
     }
 
 
@@ -70,4 +71,4 @@ def views_of(buffers: Buffers, rows: int) -> Buffers:
 def _view(name: str, buffer: torch.Tensor, rows: int) -> torch.Tensor:
     if name in SPLIT:
         return buffer
-    return buffer[:, :rows] if name in EXCHANGED else buffer[:rows]
+    return buffer[:, :, :rows] if name in EXCHANGED else buffer[:rows]

@@ -57,23 +57,26 @@ def _norm_and_project(
     launches: cute.Tensor,
     eps: Float32,
     plan: cutlass.Constexpr,
+    copies: cutlass.Constexpr,
 ):
     segments = [(ins.byte_address(up_weight), up_weight.shape[0])]
     counter = ins.byte_address(launches) + OP_INDEX * 4
-    row_product.multiply(plan, segments, latent, _store_to(shared, out), counter, norm_weight, eps)
+    row_product.multiply(plan, segments, latent, _store_to(shared, out, copies), counter, norm_weight, eps)
 
 
-def _store_to(shared: cute.Tensor, out: cute.Tensor) -> Callable[[Finished], None]:
-    """What scales a finished pair, adds the shared expert's and writes it."""
-    shared_at, out_at = ins.byte_address(shared), ins.byte_address(out)
-    shared_stride, out_stride = shared.stride[0], out.stride[0]
+def _store_to(shared: cute.Tensor, out: cute.Tensor, copies: int = 1) -> Callable[[Finished], None]:
+    """What scales a finished pair, adds the shared expert's and writes it, to each of `copies` outputs."""
+    shared_at, shared_stride = ins.byte_address(shared), shared.stride[0]
+    targets = row_product.copies_of(out, copies)
 
     def store(pair: Finished) -> None:
         token, row = Int64(pair.token), Int64(pair.row)
         word = ins.load_activation_word_if(shared_at + (token * shared_stride + row) * 2, pair.is_wanted)
         low = pair.low * pair.scale + ins.low_half(word)
         high = pair.high * pair.scale + ins.high_half(word)
-        ins.store_word_if(out_at + (token * out_stride + row) * 2, ins.pack_halves(low, high), pair.is_wanted)
+        word = ins.pack_halves(low, high)
+        for out_at, out_stride in targets:
+            ins.store_word_if(out_at + (token * out_stride + row) * 2, word, pair.is_wanted)
 
     return store
 
@@ -89,15 +92,16 @@ def _launch(
     eps: Float32,
     stream: Any,
     plan: cutlass.Constexpr,
+    copies: cutlass.Constexpr,
 ):
-    _norm_and_project(latent, norm_weight, up_weight, shared, out, launches, eps, plan).launch(
+    _norm_and_project(latent, norm_weight, up_weight, shared, out, launches, eps, plan, copies).launch(
         **row_product.launch_of(plan, up_weight.shape[0], stream)
     )
 
 
 @cache
-def compile_plan(plan: Plan) -> Callable[..., None]:
-    """The launch for one plan; token count, weight rows and strides stay symbolic."""
+def compile_plan(plan: Plan, copies: int = 1) -> Callable[..., None]:
+    """The launch for one plan and number of outputs; token count, weight rows and strides stay symbolic."""
     tokens, rows = cute.sym_int32(), cute.sym_int32()
     compiled: Callable[..., None] = cute.compile(
         _launch,
@@ -105,11 +109,12 @@ def compile_plan(plan: Plan) -> Callable[..., None]:
         row_product.vector_of(plan.k),
         row_product.matrix_of(rows, plan.k),
         row_product.rows_of(tokens, rows),
-        row_product.rows_of(tokens, rows),
+        row_product.rows_of(tokens, rows, copies=copies),
         row_product.vector_of(cute.sym_int32(), Int32),
         Float32(1e-5),
         row_product.stream_of(),
         plan,
+        copies,
         options="--enable-tvm-ffi",
     )
     return compiled
@@ -125,11 +130,16 @@ def latent_tail(
     eps: float,
     launches: "torch.Tensor",
 ) -> None:
-    """Write `shared + RMSNorm(latent) @ up_weight.T` to `out` in one launch; `ValueError` if out of scope."""
+    """Write `shared + RMSNorm(latent) @ up_weight.T` to `out` in one launch; `ValueError` if out of scope.
+
+    `out` [P,B,M] takes it P times: once for each rank that reads it.
+    """
     tokens, (rows, width) = latent.shape[0], up_weight.shape
     if not 1 <= tokens <= 64 or rows % 2:
         raise ValueError(f"latent_tail: {tokens} tokens outside 1..64, or {rows} output rows no even number")
-    launch = compile_plan(plan_for(rows, width, tokens, has_warpgroups()))
+    copies = out.shape[0] if out.dim() == 3 else 1
+    out = out[0] if out.dim() == 3 and copies == 1 else out
+    launch = compile_plan(plan_for(rows, width, tokens, has_warpgroups()), copies)
     launch(latent, norm_weight, up_weight, shared, out, launches, eps)
 
 

@@ -62,39 +62,61 @@ def _project_all(
     hidden: cute.Tensor,
     launches: cute.Tensor,
     plan: cutlass.Constexpr,
+    copies: cutlass.Constexpr,
+    has_hidden: cutlass.Constexpr,
 ):
     experts, width = router_weight.shape[0], down_weight.shape[0]
     segments = [
         (ins.byte_address(router_weight), experts),
         (ins.byte_address(down_weight), width),
-        (ins.byte_address(gate_up_weight), gate_up_weight.shape[0]),
     ]
+    if cutlass.const_expr(has_hidden):
+        segments.append((ins.byte_address(gate_up_weight), gate_up_weight.shape[0]))
     counter = ins.byte_address(launches) + OP_INDEX * 4
-    store = _store_to(logits, latent, hidden, experts, width)
+    store = _store_to(logits, latent, hidden if has_hidden else None, experts, width, copies)
     row_product.multiply(plan, segments, x, store, counter, chain=CHAIN_STEPS)
 
 
 def _store_to(
-    logits: cute.Tensor, latent: cute.Tensor, hidden: cute.Tensor, experts: Any, width: Any
+    logits: cute.Tensor,
+    latent: cute.Tensor,
+    hidden: cute.Tensor | None,
+    experts: Any,
+    width: Any,
+    copies: int = 1,
 ) -> Callable[[Finished], None]:
     """What writes a finished pair to the output of its rows: `experts` rows of logits, `width` of the latent,
-    then gate and up rows by turns.
+    then gate and up rows by turns. Logits and latent go to each of `copies` outputs.
     """
-    logits_at, latent_at = ins.byte_address(logits), ins.byte_address(latent) - Int64(experts) * 2
-    hidden_at, first_gate = ins.byte_address(hidden), experts + width
-    logits_stride, latent_stride, hidden_stride = logits.stride[0], latent.stride[0], hidden.stride[0]
+    logit_targets = row_product.copies_of(logits, copies)
+    latent_targets = row_product.copies_of(latent, copies)
+    first_gate = experts + width
+    store_hidden = None if hidden is None else _store_hidden_to(hidden, first_gate)
 
     def store(pair: Finished) -> None:
         token, row = Int64(pair.token), Int64(pair.row)
         is_router = Int32(pair.row < experts) & pair.is_wanted
-        ins.store_f32_pair_if(logits_at + (token * logits_stride + row) * 4, pair.low, pair.high, is_router)
+        for at, stride in logit_targets:
+            ins.store_f32_pair_if(at + (token * stride + row) * 4, pair.low, pair.high, is_router)
         word = ins.pack_halves(pair.low, pair.high)
         is_latent = Int32(pair.row >= experts) & Int32(pair.row < first_gate) & pair.is_wanted
-        ins.store_word_if(latent_at + (token * latent_stride + row) * 2, word, is_latent)
+        for at, stride in latent_targets:
+            ins.store_word_if(at + (token * stride + row - Int64(experts)) * 2, word, is_latent)
+        if store_hidden is not None:
+            store_hidden(pair)
+
+    return store
+
+
+def _store_hidden_to(hidden: cute.Tensor, first_gate: Any) -> Callable[[Finished], None]:
+    """What writes SiTU of a finished gate and up; the first gate is row `first_gate`."""
+    base, stride = ins.byte_address(hidden), hidden.stride[0]
+
+    def store(pair: Finished) -> None:
         is_hidden = Int32(pair.row >= first_gate) & pair.is_wanted
-        column = (row - Int64(first_gate)) // 2
-        value = ring.situ(pair.low, pair.high)
-        ins.store_half_if(hidden_at + (token * hidden_stride + column) * 2, value, is_hidden)
+        column = (Int64(pair.row) - Int64(first_gate)) // 2
+        at = base + (Int64(pair.token) * stride + column) * 2
+        ins.store_half_if(at, ring.situ(pair.low, pair.high), is_hidden)
 
     return store
 
@@ -111,16 +133,32 @@ def _launch(
     launches: cute.Tensor,
     stream: Any,
     plan: cutlass.Constexpr,
+    copies: cutlass.Constexpr,
+    has_hidden: cutlass.Constexpr,
 ):
-    rows = router_weight.shape[0] + down_weight.shape[0] + gate_up_weight.shape[0]
+    rows = router_weight.shape[0] + down_weight.shape[0]
+    if cutlass.const_expr(has_hidden):
+        rows = rows + gate_up_weight.shape[0]
     _project_all(
-        x, router_weight, down_weight, gate_up_weight, logits, latent, hidden, launches, plan
+        x,
+        router_weight,
+        down_weight,
+        gate_up_weight,
+        logits,
+        latent,
+        hidden,
+        launches,
+        plan,
+        copies,
+        has_hidden,
     ).launch(**row_product.launch_of(plan, rows, stream))
 
 
 @cache
-def compile_plan(plan: Plan) -> Callable[..., None]:
-    """The launch for one plan; token count, rows of the weights and strides stay symbolic."""
+def compile_plan(plan: Plan, copies: int = 1, has_hidden: bool = True) -> Callable[..., None]:
+    """The launch for one plan and number of outputs, with or without hidden values; token count, rows of the
+    weights and strides stay symbolic.
+    """
     tokens, experts, width = cute.sym_int32(), cute.sym_int32(), cute.sym_int32()
     gates, inter = cute.sym_int32(), cute.sym_int32()
     compiled: Callable[..., None] = cute.compile(
@@ -129,12 +167,14 @@ def compile_plan(plan: Plan) -> Callable[..., None]:
         row_product.matrix_of(experts, plan.k),
         row_product.matrix_of(width, plan.k),
         row_product.matrix_of(gates, plan.k),
-        row_product.rows_of(tokens, experts, Float32, 2),
-        row_product.rows_of(tokens, width, stride_of=2),
+        row_product.rows_of(tokens, experts, Float32, 2, copies),
+        row_product.rows_of(tokens, width, stride_of=2, copies=copies),
         row_product.rows_of(tokens, inter, stride_of=2),
         row_product.vector_of(cute.sym_int32(), Int32),
         row_product.stream_of(),
         plan,
+        copies,
+        has_hidden,
         options="--enable-tvm-ffi",
     )
     return compiled
@@ -157,12 +197,13 @@ def moe_front(
     gate_up_weight: "torch.Tensor",
     logits: "torch.Tensor",
     latent: "torch.Tensor",
-    hidden: "torch.Tensor",
+    hidden: "torch.Tensor | None",
     launches: "torch.Tensor",
 ) -> None:
     """Write `logits`, `latent` and `hidden` in one launch on this stream; `gate_up_weight` as from `prepare`.
 
-    Raises `ValueError` outside the scope.
+    `logits` [P,B,E'] and `latent` [P,B,L'] take them P times: once for each rank that reads them. Raises
+    `ValueError` outside the scope.
     """
     tokens, k = x.shape
     experts, width = router_weight.shape[0], down_weight.shape[0]
@@ -170,8 +211,14 @@ def moe_front(
         raise ValueError(f"moe_front: {tokens} rows of x are outside 1..64; split the step")
     if experts % 2 or width % 2:
         raise ValueError(f"moe_front: {experts} router and {width} latent rows must be even")
-    rows = experts + width + gate_up_weight.shape[0]
-    launch = compile_plan(plan_for(rows, k, tokens, has_warpgroups()))
+    has_hidden = hidden is not None
+    rows = experts + width + (gate_up_weight.shape[0] if has_hidden else 0)
+    if hidden is None:
+        hidden = latent if latent.dim() == 2 else latent[0]
+    copies = logits.shape[0] if logits.dim() == 3 else 1
+    if logits.dim() == 3 and copies == 1:
+        logits, latent = logits[0], latent[0]
+    launch = compile_plan(plan_for(rows, k, tokens, has_warpgroups()), copies, has_hidden)
     launch(x, router_weight, down_weight, gate_up_weight, logits, latent, hidden, launches)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32
+from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from k3_decode.cute import instructions as ins
@@ -16,7 +16,16 @@ from k3_decode.cute import row_gemm, row_plan, row_stream, row_sums
 from k3_decode.cute.row_plan import Plan
 from k3_decode.cute.row_sums import Extent
 
-__all__ = ["blocks_of", "launch_of", "matrix_of", "multiply", "rows_of", "stream_of", "vector_of"]
+__all__ = [
+    "blocks_of",
+    "copies_of",
+    "launch_of",
+    "matrix_of",
+    "multiply",
+    "rows_of",
+    "stream_of",
+    "vector_of",
+]
 
 
 @cute.jit
@@ -48,9 +57,18 @@ def multiply(
         if cutlass.const_expr(has_norm):
             squares = cute.make_rmem_tensor((len(tiles.tokens),), Float32)
             squares.fill(0.0)
+        earlier = products
+        if cutlass.const_expr(chain is not None):
+            earlier = cute.make_rmem_tensor((plan.tokens // 2,), Float32)
+            earlier.fill(0.0)
         row_gemm.start(plan, tiles)
         for stage in cutlass.range(tiles.count, unroll=1):
             row_gemm.advance(plan, tiles, stage, products, squares, norm_weight, is_chained=chain is None)
+            if cutlass.const_expr(chain is not None):
+                row_gemm.carry_runs(plan, stage, products, earlier)
+        if cutlass.const_expr(chain is not None):
+            row_gemm.carry(plan, products, earlier)
+            products = earlier
         row_gemm.publish(plan, place, tiles, products, squares)
         row_sums.finish_published(plan, place, has_norm, extent, eps, store)
     else:
@@ -79,12 +97,26 @@ def launch_of(plan: Plan, rows: Any, stream: Any) -> dict[str, Any]:
     }
 
 
-def rows_of(count: Any, width: Any, kind: Any = BFloat16, stride_of: int = 8) -> Any:
-    """A fake tensor [count, width] whose row stride is free but for being a multiple of `stride_of`."""
+def rows_of(count: Any, width: Any, kind: Any = BFloat16, stride_of: int = 8, copies: int = 1) -> Any:
+    """A fake tensor [count, width] whose row stride is free but for being a multiple of `stride_of`.
+
+    With `copies` above 1 it is [copies, count, width].
+    """
     align = min(16, stride_of * kind.width // 8)
-    return make_fake_tensor(
-        kind, (count, width), (cute.sym_int64(divisibility=stride_of), 1), assumed_align=align
-    )
+    shape: tuple[Any, ...] = (count, width)
+    stride: tuple[Any, ...] = (cute.sym_int64(divisibility=stride_of), 1)
+    if copies > 1:
+        shape, stride = (copies, *shape), (cute.sym_int64(divisibility=stride_of), *stride)
+    return make_fake_tensor(kind, shape, stride, assumed_align=align)
+
+
+def copies_of(out: Any, copies: int) -> list[tuple[Any, Any]]:
+    """(device address, row stride) of every copy of an output: [B, M], or with several [copies, B, M]."""
+    base = ins.byte_address(out)
+    if copies == 1:
+        return [(base, out.stride[0])]
+    size = out.element_type.width // 8
+    return [(base + Int64(copy) * out.stride[0] * size, out.stride[1]) for copy in range(copies)]
 
 
 def matrix_of(rows: Any, k: int) -> Any:

@@ -184,8 +184,13 @@ class OptimisedArm:
     def __init__(
         self, layers: list[LayerWeights], case: Case, memory: Memory, table: OpTable, **options: Any
     ) -> None:
+        is_sharded = options.get("layout") == "sharded"
         chosen = ChainOptions(
-            max_rows=case.requests, first_layer=FIRST_LAYER, exchange_slots=len(layers), **options
+            max_rows=case.requests,
+            first_layer=FIRST_LAYER,
+            exchange_slots=len(layers),
+            copies=case.tp if is_sharded and memory.embedding.device.type != "cpu" else 1,
+            **options,
         )
         self.chain = LayerChain(layers, case.shapes, memory.caches, table, chosen)
         self._memory = memory
@@ -208,7 +213,7 @@ class OptimisedArm:
     def fill_peers(self, other: "OptimisedArm") -> None:
         """Takes what an arm of the layout `whole` computed as the peers' parts of every exchange."""
         for name in ("logits", "latent", "ffn"):
-            self.chain.buffers[name].copy_(other.chain.buffers[name])
+            self.chain.buffers[name].copy_(other.chain.buffers[name][:, :1])
 
     def buffer(self, name: str) -> torch.Tensor:
         """One of the step's buffers, at the case's rows."""

@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 
-from k3_decode.bound_layers import Ahead
 from k3_decode.op_table import load_ops
 from k3_decode.peers.layer_arms import Case, Memory, OptimisedArm, draw_layer, make_memory
 from k3_decode.peers.layer_forms import forms_of
@@ -131,16 +130,10 @@ class Bench:
         for arm in arms.values():
             arm.fill_peers(whole)
         last = self.arguments.layouts[-1]
-        for place, ahead in self.arguments.variants:
-            name = f"{last}.{place}.{'-'.join(str(size >> 20) for size in ahead)}"
+        for place in self.arguments.variants:
+            name = f"{last}.{place}"
             arms[name] = OptimisedArm(
-                self.layers,
-                case,
-                self.memory(case),
-                self.table,
-                layout=last,
-                shared_place=place,
-                ahead=ahead,
+                self.layers, case, self.memory(case), self.table, layout=last, shared_place=place
             )
             arms[name].fill_peers(whole)
         cores = (
@@ -287,9 +280,8 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
     def numbers(text: str) -> list[int]:
         return [int(word) for word in text.split(",")]
 
-    def variants(text: str) -> list[tuple[str, Ahead]]:
-        parts = [variant.split(":") for variant in text.split(",")]
-        return [(place, Ahead(*(int(size) << 20 for size in sizes))) for place, *sizes in parts]
+    def variants(text: str) -> list[str]:
+        return text.split(",") if text else []
 
     parser.add_argument("--pairs", default="kda:8", help="KIND:TP, comma-separated")
     parser.add_argument("--batch", default=list(BATCHES), type=numbers)
@@ -299,7 +291,7 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
         "--variants",
         default=[],
         type=variants,
-        help="more forms of the last layout, PLACE:OUT:SHARED:IN with MiB asked into L2, comma-separated",
+        help="more places of the shared expert to time in the last layout, comma-separated",
     )
     parser.add_argument("--layers", default=LAYERS, type=int)
     parser.add_argument("--checked", default=[0], type=numbers, help="layers compared with float64")

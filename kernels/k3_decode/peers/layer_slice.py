@@ -207,7 +207,7 @@ class LayerSlice:
         result = [("stock", found["out"], found["ids"])]
         whole = self._one_layer(layer, index, case, "whole", None)
         arm = whole if self._layout == "whole" else self._one_layer(layer, index, case, self._layout, whole)
-        result.append(("optimised", arm.buffer("ffn")[0], arm.buffer("ids")))
+        result.append(("optimised", arm.buffer("ffn")[0, 0], arm.buffer("ids")))
         return [
             TokenError(name, index, token, error)
             for name, out, ids in result

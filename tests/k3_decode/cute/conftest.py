@@ -202,7 +202,7 @@ def numpy_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., NumpyMachine
     def build(op: Any, plan: Any, rows: int) -> NumpyMachine:
         size = row_plan.shared_layout(plan).size
         machine = NumpyMachine(row_product.blocks_of(plan, rows), plan.threads, plan.cluster, size)
-        for module in (row_plan, row_stream, row_gemm, row_sums, op):
+        for module in (row_plan, row_stream, row_gemm, row_sums, row_product, op):
             monkeypatch.setattr(module, "ins", _instructions(machine))
             for name in ("Int32", "Int64"):
                 if hasattr(module, name):
