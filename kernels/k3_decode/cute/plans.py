@@ -151,8 +151,8 @@ def _few(rows: int, k: int) -> Tiling:
 
 
 def _many(rows: int, k: int) -> Tiling:
-    """Warpgroups, no measurement: blocks of 64 rows where these fit the device at once, K shared by up to 8 of
-    them; else blocks of 128 rows, one or two a multiprocessor.
+    """Warpgroups, no measurement: blocks of 64 rows where these fit the device at once, up to 8 sharing K;
+    else blocks of 128 rows, one or two a multiprocessor.
     """
     blocks, stages = -(-rows // 64), k // 64
     if blocks <= MULTIPROCESSORS:

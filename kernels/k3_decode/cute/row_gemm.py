@@ -19,11 +19,15 @@ from cutlass import Float32, Int32, Int64
 from k3_decode.cute import instructions as ins
 from k3_decode.cute.row_plan import Place, Plan, Segments, row_addresses, shared_layout
 
-__all__ = ["BLOCK", "Tiles", "advance", "publish", "start"]
+__all__ = ["BLOCK", "RUN", "Tiles", "advance", "carry", "carry_runs", "publish", "start"]
 
 BLOCK = 64
 """K elements of a stage: a 128-byte line of each row."""
 LINE = BLOCK * 2
+RUN = 8
+"""Stages whose sums are added up apart from the earlier ones where the output is fp32: over 112 stages one
+running sum errs by 2.3e-7 of the row, stock by 1.6e-7.
+"""
 
 
 class Tiles:
@@ -117,6 +121,20 @@ def advance(
     values = ins.multiply_tiles(start_from, tiles.row_tile + offset, tiles.token_tile + offset, plan.tokens)
     for i, value in enumerate(values):
         sums[i] = value if is_chained else before[i] + value
+
+
+@cute.jit
+def carry_runs(plan: Any, stage: Int32, sums: Any, earlier: Any):
+    """After the last stage of a run: `carry`."""
+    if stage % RUN == RUN - 1:
+        carry(plan, sums, earlier)
+
+
+def carry(plan: Plan, sums: Any, earlier: Any) -> None:
+    """Add the sums of a run of stages to those of the runs before, and begin another run."""
+    for i in range(plan.tokens // 2):
+        earlier[i] = earlier[i] + sums[i]
+        sums[i] = Float32(0.0)
 
 
 def _scale_tokens(tiles: Tiles, stage: Any, slot: Any, squares: Any, norm_weight: cute.Tensor) -> None:

@@ -51,8 +51,12 @@ def run_in_numpy(
         tiles = row_gemm.Tiles(plan, place, segments, x_at)
         sums = [np.float32(0.0)] * (plan.tokens // 2)
         row_gemm.start(plan, tiles)
+        earlier = list(sums)
         for stage in range(int(tiles.count.max())):
             row_gemm.advance(plan, tiles, stage, sums, None, None, is_chained=not is_fp32)
+            row_gemm.carry(plan, sums, earlier)
+        row_gemm.carry(plan, sums, earlier)
+        sums = earlier
         row_gemm.publish(plan, place, tiles, sums, None)
         row_sums.finish_published(plan, place, False, extent, None, store)
     else:
