@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from k3_decode.canary.accuracy import grade, open_engine
+from k3_decode.canary.accuracy import grade, lower_bound, open_engine
 from k3_decode.canary.export import write_weights
 from k3_decode.canary.network import Network
 from k3_decode.canary.tasks import Sample, chain_samples, mrcr_samples, score_exact
@@ -83,3 +83,14 @@ def test_the_variant_of_eight_heads_answers_at_tp8_as_at_tp1(tmp_path: Path) -> 
     assert found[0].std() > 0.1
     # eight partial sums are rounded to bf16 each, where one rank rounds once
     assert (found[0] - found[1]).abs().max() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("right", "count", "bound"),
+    [(59, 59, 0.9505), (58, 58, 0.9497), (96, 96, 0.9693), (95, 96, 0.9515), (0, 8, 0.0)],
+)
+def test_the_lower_bound_is_the_share_that_does_as_well_in_one_sample_of_twenty(
+    right: int, count: int, bound: float
+) -> None:
+    # all right: 0.05 ** (1 / count); one wrong of 96: p^96 + 96 p^95 (1 - p) = 0.05
+    assert lower_bound(right, count) == pytest.approx(bound, abs=5e-5)

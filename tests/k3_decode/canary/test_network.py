@@ -149,10 +149,10 @@ def test_a_counterfactual_row_has_one_part_wrong_and_only_where_the_model_writes
     assert not (batch.wrong.any(0) & ~batch.supervised[:32]).any()
 
 
-def test_counterfactual_softmax_scales_are_two_to_thirty_per_cent_off() -> None:
+def test_counterfactual_softmax_scales_are_six_to_thirty_per_cent_off() -> None:
     errors = make_batch(np.random.default_rng(0), [Layout.of(256, 256 * 512)], 0).scale_error
     assert errors.shape == (64,)
-    assert 0.02 <= errors.min() < 0.03
+    assert 0.06 <= errors.min() < 0.08
     assert 0.2 < errors.max() <= 0.3
 
 
