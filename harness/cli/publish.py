@@ -89,7 +89,8 @@ def _result(bundles: list[Path], policy: str | None, disclosure: "Disclosure") -
     with bundle_folder(bundles[0]) as folder:
         opened = open_bundle(folder)
         asked = load_policy_set(policy) if policy else opened.plan.policy
-        verdict, submissions = gate_submissions([folder, *bundles[1:]], asked)
+        # The first bundle's head is the pull request's, or nothing is published; what is of another is stale.
+        verdict, submissions = gate_submissions([folder, *bundles[1:]], asked, opened.plan.change.head)
         view = build_view(opened, verdict, submissions[0].verification)
         return Result(
             manifest=opened.manifest,
@@ -106,6 +107,7 @@ def _print(publication: "Publication", access: "Access") -> None:
     from json import dumps
 
     from harness.cli.console import out
+    from harness.forge.client import request_headers
     from harness.report.text import plain
 
     def say(text: str) -> None:
@@ -114,6 +116,8 @@ def _print(publication: "Publication", access: "Access") -> None:
     if publication.is_dry_run:
         for request in publication.requests:
             say(f"{request.method} {access.api}{request.path}")
+            for header, value in request_headers(access).items():
+                say(f"{header}: {value}")
             say(dumps(request.json_body(), indent=2))  # ASCII: nothing of a bundle acts on a terminal
     for note in publication.notes:
         say(note)

@@ -113,5 +113,5 @@ def _status(is_last: bool) -> Literal["in_progress", "completed"]:
 def _summary(body: str, annotations: Annotations) -> str:
     more = ""
     if annotations.left_out:
-        more = f"\n\n{annotations.left_out} findings are not shown at lines; the report has all of them.\n"
+        more = f"\n\nFindings that are not shown at lines: {annotations.left_out}; the report has all.\n"
     return body[: MAX_BODY - len(more)] + more

@@ -26,7 +26,10 @@ if TYPE_CHECKING:  # loaded when a client is opened, as it takes a second
     from githubkit.exception import GitHubException
     from githubkit.retry import RetryOption
 
-__all__ = ["API_VERSION", "Access", "Answer", "Client", "Refused", "open_client", "read_access"]
+__all__ = [
+    "API_VERSION", "Access", "Answer", "Client", "Refused", "open_client", "read_access",
+    "request_headers",
+]  # fmt: skip
 
 API_VERSION = "2022-11-28"
 TOKEN_VARIABLES = ("GITHUB_TOKEN", "GH_TOKEN")
@@ -77,6 +80,16 @@ def read_access(variables: Mapping[str, str] | None = None) -> Access:
     if not parts.hostname or parts.username or (parts.scheme != "https" and not is_local):
         raise InputError("GITHUB_API_URL is no https address without credentials; correct or unset it")
     return Access(api.rstrip("/"), token)
+
+
+def request_headers(access: Access) -> dict[str, str]:
+    """Headers of every request that matter to GitHub, without the token."""
+    headers = {
+        "Accept": "application/vnd.github+json",
+        "User-Agent": f"fasttrack/{__version__}",
+        "X-GitHub-Api-Version": API_VERSION,
+    }
+    return headers if access.token is None else {**headers, "Authorization": "token (from the environment)"}
 
 
 class Client:

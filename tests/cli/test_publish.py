@@ -73,6 +73,7 @@ def test_a_dry_run_prints_each_request_with_its_address_and_body(
         f"POST {server.url}/repos/octo/vllm/check-runs",
     ]
     assert text.endswith("2 requests would be sent to octo/vllm#61867; none was\n")
+    assert "X-GitHub-Api-Version: 2022-11-28\nAuthorization: token (from the environment)\n{" in text
     first = json.loads(text[text.index("{") : text.index("POST", 5)])
     assert first["body"].startswith(MARKER)
 
@@ -84,6 +85,18 @@ def test_the_json_document_is_the_publication(
     document = json.loads(capsys.readouterr().out)
     assert document["pull_request"]["number"] == 61867
     assert [r["method"] for r in document["requests"]] == ["POST", "POST"]
+
+
+def test_several_bundles_of_one_head_are_gated_together_and_the_first_is_shown(
+    bundle: str, server: FakeGitHub, tmp_path: Path
+) -> None:
+    passing = write_example(tmp_path / "passing", scene="passing")
+    assert _exit_code(["publish", bundle, str(passing), "--pr", PR, "--no-comment"]) == 0
+    assert server.check_runs[7]["conclusion"] == "failure"
+    assert (
+        "`isolation/zones/change passes in one bundle and fails in another`"
+        in (server.check_runs[7]["summary"])
+    )
 
 
 def test_one_of_the_two_can_be_left_out(bundle: str, server: FakeGitHub) -> None:

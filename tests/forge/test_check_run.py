@@ -88,7 +88,7 @@ def test_what_is_left_out_is_said_in_the_summary() -> None:
     requests = check_run_requests(PULL, verdict_of(), BODY, "9" * 64, found)
     assert [len(r.body.output.annotations) for r in requests if hasattr(r.body, "output")] == [50] * 4
     assert requests[0].body.output.summary.endswith(  # type: ignore[union-attr]  # a check run's body
-        "\n\n59 findings are not shown at lines; the report has all of them.\n"
+        "\n\nFindings that are not shown at lines: 59; the report has all.\n"
     )
 
 
