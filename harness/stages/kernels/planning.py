@@ -16,6 +16,7 @@ from harness.domain.machine import Tier
 from harness.domain.pack import OpContract
 from harness.domain.record import Scalar
 from harness.domain.stage import PlanRequest
+from harness.stages.kernels.collectives import plan_collectives
 
 __all__ = ["edge_cells", "outside_cells", "plan"]
 
@@ -38,14 +39,14 @@ MAX_SHARED_OPERATIONS = 0.99
 
 
 def plan(request: PlanRequest) -> tuple[Check, ...]:
-    """Checks on this machine's architecture; where the policy wants more, also those of other dispatched
-    ones.
+    """The pack's own collectives, and its ops on this machine's architecture; where the policy wants more,
+    also those of other dispatched ones.
     """
     proof = request.policy.proof(StageName.KERNELS)
     subjects = proof.subjects if proof else ()
     wanted = proof.tier if proof else Tier.SMOKE
     here = request.machine.arch
-    checks: list[Check] = []
+    checks: list[Check] = [*plan_collectives(request)]
     for architecture in request.claim.envelope.architectures:
         needs = Tier.SMOKE if architecture.arch == "cpu" else Tier.RANK
         if architecture.level != "dispatched" or (

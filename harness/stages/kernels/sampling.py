@@ -23,6 +23,7 @@ from harness.domain.pack import OpContract
 from harness.domain.stage import StageContext
 from harness.measure.spoil import Bounds, spoil
 from harness.measure.trial import Rows, Trial, try_regime, without_gradients
+from harness.stages.kernels.collectives import IMPLEMENTATION, sample_collective
 from harness.stages.kernels.planning import edge_cells, outside_cells
 
 __all__ = ["sample"]
@@ -50,6 +51,8 @@ COLUMNS = {
 
 def sample(check: Check, context: StageContext) -> Samples:
     """Samples of one op in one cell, or of its guard."""
+    if check.parameter("implementation") == IMPLEMENTATION:
+        return sample_collective(check, context)
     begun = time.monotonic()
     rows = Rows()
     contract = next(o for o in context.pack.ops() if o.name == check.op)
