@@ -5,11 +5,12 @@ own. Stock's ways are Marlin or Humming for the experts and FlashMLA or FA3-MLA 
 the machine has; without vLLM's kernels there is nothing to compare with, and opening a slice raises.
 """
 
+import gc
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,12 +88,27 @@ class Weights:
         return make_memory(case, len(self.layers), self.pool, generator)
 
 
-@lru_cache(maxsize=1)
-def load_weights(kind: str, tp: int, layers: int, seed: int, *, with_humming: bool = True) -> Weights:
-    """Draws the layers and lays them out for both arms; kept until another kind or TP is asked for.
+def load_weights(kind: str, tp: int, layers: int, seed: int) -> Weights:
+    """The layers laid out for both arms; kept until others are asked for, which two do not fit beside.
 
     Raises `ValueError` where a stock kernel is missing here.
     """
+    key, shelf = (kind, tp, layers, seed), _shelf()
+    if key not in shelf:
+        shelf.clear()
+        gc.collect()
+        torch.cuda.empty_cache()
+        shelf[key] = _draw_weights(kind, tp, layers, seed)
+    return shelf[key]
+
+
+@cache
+def _shelf() -> dict[tuple[str, int, int, int], Weights]:
+    """Where the process keeps its one set of weights."""
+    return {}
+
+
+def _draw_weights(kind: str, tp: int, layers: int, seed: int, *, with_humming: bool = True) -> Weights:
     from k3_decode.peers.stock_arm import marlin_weights, stock_weights
     from k3_decode.peers.stock_kernels import StockKernels
 
@@ -104,13 +120,8 @@ def load_weights(kind: str, tp: int, layers: int, seed: int, *, with_humming: bo
     shapes = Case(kind, tp, 1).shapes
     drawn = tuple(draw_layer(kind, shapes, generator) for _ in range(layers))
     stock = tuple({**stock_weights(layer), **marlin_weights(layer)} for layer in drawn)
-    humming = None
-    if with_humming:
-        from k3_decode.peers.bench_humming import HummingExperts
-        from k3_decode.peers.stock_layer import dims
-
-        humming = HummingExperts(dims(tp))
-        humming.raw = None
+    humming = _humming(tp) if with_humming else None
+    if humming is not None:
         stock = tuple({**weights, **humming.weights()} for weights in stock)
     pool = None
     if kind == "mla":
@@ -306,6 +317,17 @@ def sharing(table: OpTable) -> OpTable:
         return prepared
 
     return {name: replace(op, prepare=once(op.prepare)) for name, op in table.items()}
+
+
+@lru_cache(maxsize=1)
+def _humming(tp: int) -> Any:
+    """Humming's chain for the sizes of a TP; its transform takes seconds, and is the same for both kinds."""
+    from k3_decode.peers.bench_humming import HummingExperts
+    from k3_decode.peers.stock_layer import dims
+
+    chain = HummingExperts(dims(tp))
+    chain.raw = None
+    return chain
 
 
 @lru_cache(maxsize=1)
