@@ -31,7 +31,8 @@ KINDS = ("own_row", "expert", "scale")
 softmax scale is too large."""
 _KIND_SHARES = (0.25, 0.25, 0.5)
 _SCALE_ERRORS = (0.06, 0.3)
-"""Log-uniform; gross ones show the way to small ones. From 2 % on the alarm rang in fault-free chains, too."""
+"""Log-uniform; gross ones show the way to small ones. With 2 % as the least, the alarm rang in fault-free
+chains."""
 
 
 class Layout(NamedTuple):

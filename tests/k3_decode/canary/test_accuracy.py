@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from k3_decode.canary.accuracy import grade, lower_bound, open_engine
+from k3_decode.canary.accuracy import by_replay, grade, held_out, lower_bound, on_stock_path, open_engine
 from k3_decode.canary.export import write_weights
 from k3_decode.canary.network import Network
 from k3_decode.canary.tasks import Sample, chain_samples, mrcr_samples, score_exact
@@ -67,6 +67,16 @@ def test_an_answer_shorter_than_one_step_is_graded_to_its_end(engine: Engine) ->
     wrong = replace(sample, answer=(*sample.answer[:4], 0))
     assert grade(engine, [short]).exact == [True]
     assert grade(engine, [wrong]).exact == [False]
+
+
+@pytest.mark.parametrize(("task", "tokens"), [("chain_canary", 103), ("mrcr_canary", 256)])
+def test_a_replay_finds_the_answers_and_the_smallest_margin_of_the_stock_path(task: str, tokens: int) -> None:
+    samples = held_out(task, tokens, 2)
+    stock = on_stock_path(CANARY, CANARY_FILE, "cpu", samples)
+    replayed = by_replay(CANARY, CANARY_FILE, "cpu", samples)
+    assert replayed.exact == stock.exact
+    # the order of sums moves log-probabilities by up to 0.03 where a margin is smallest (measured)
+    assert replayed.margins[0] == pytest.approx(min(stock.margins), abs=0.05)
 
 
 def test_the_variant_of_eight_heads_answers_at_tp8_as_at_tp1(tmp_path: Path) -> None:
