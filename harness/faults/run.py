@@ -104,8 +104,12 @@ def _run_alone(registered: Registered, options: SuiteOptions, folder: Path) -> F
 
 
 def _quiet() -> None:
-    """Before torch is loaded: one thread a worker, as a second one spins at the barriers of short steps."""
+    """Before torch is loaded: one thread a worker, as a second one spins at the barriers of short steps; no
+    progress bars beside ours.
+    """
     os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
+    os.environ["TQDM_DISABLE"] = "1"
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,16 @@
+"""The two arms of a comparison run on different collectives, as each was placed on other nodes."""
+
+from tests.faults.planting import engine_fault
+
+FAULT = engine_fault(
+    "arms_use_different_collectives",
+    title="The two arms of a comparison run on different collectives, as each was placed on other nodes.",
+    report="NVIDIA/TensorRT-LLM#16937",
+    target="collective",
+    at="k3_decode.dispatch:Dispatcher.decide",
+    fault={"collective=site.collective,": 'collective="multicast" if is_taken else "ring",'},
+    repaired={"collective=site.collective,": "collective=str(site.collective),"},
+    checks=("coverage/path/cpu.tp1.dcp1.b2.c24.d0.bf16.decode",),
+    expected="coverage",
+    gap="the ledger names each step's collective, but the samples of a check do not keep it",
+)
