@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import false_discovery_control, rankdata
 
+from harness.domain.errors import DeviceMissing
+
 __all__ = ["MIN_POINTS", "MIN_SEGMENT", "Place", "find_places", "significant"]
 
 MIN_POINTS = 10
@@ -84,8 +86,12 @@ def significant(p_values: Sequence[float], rate: float = ALPHA) -> tuple[bool, .
 
 
 def _proposed(points: Any) -> list[int]:
-    from ruptures import KernelCPD  # type: ignore[import-untyped]  # ships no types; takes a while to import
-
+    try:
+        from ruptures import KernelCPD  # type: ignore[import-untyped]  # ships no types; slow to import
+    except ImportError as error:
+        raise DeviceMissing(
+            f"moves cannot be looked for: {error}; install the extra: pip install 'fasttrack[history]'"
+        ) from error
     ranks = _standard_ranks(points)[:, None]
     search = KernelCPD(kernel="linear", min_size=MIN_SEGMENT).fit(ranks)
     return [int(cut) for cut in search.predict(pen=PENALTY * np.log(len(points)))[:-1]]

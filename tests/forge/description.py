@@ -69,7 +69,10 @@ def example_answer(operation: Operation, status: int) -> Any:
 
 def _faults(schema: dict[str, Any], value: Any) -> list[str]:
     validator = Draft202012Validator({**schema, "schemas": DOCUMENT["schemas"]})
-    return [f"{'/'.join(map(str, e.absolute_path))}: {e.message[:300]}" for e in validator.iter_errors(value)]
+    return [
+        f"{'/'.join(map(str, e.absolute_path))}: {e.validator}: {e.message[:300]}"
+        for e in validator.iter_errors(value)
+    ]
 
 
 def _properties(schema: dict[str, Any]) -> set[str]:

@@ -1,8 +1,11 @@
 """Moves of a series are found where they are, and noise alone gives few."""
 
+import sys
+
 import numpy as np
 import pytest
 
+from harness.domain.errors import DeviceMissing
 from harness.history.changepoints import find_places, significant
 
 
@@ -67,3 +70,9 @@ def test_over_many_series_only_the_surest_places_are_kept() -> None:
     assert significant([0.0001, 0.04, 0.03]) == (True, True, True)
     assert significant([0.0001, 0.04, 0.03] + [1.0] * 7) == (True, False, False) + (False,) * 7
     assert significant([]) == ()
+
+
+def test_without_ruptures_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ruptures", None)
+    with pytest.raises(DeviceMissing, match=r"pip install 'fasttrack\[history\]'"):
+        find_places([float(i) for i in range(20)])
