@@ -78,6 +78,12 @@ def _sweep() -> Any:
     return typer.main.get_command(app)
 
 
+def _faults() -> Any:
+    from harness.cli.faults import app
+
+    return typer.main.get_command(app)
+
+
 def _bundle() -> Any:
     from harness.cli.bundle import app
 
@@ -125,6 +131,7 @@ COMMANDS: dict[str, tuple[str, Callable[[], Any]]] = {
     "kernels": ("List, test and time fused ops, per cell.", _kernels),
     "evals": ("List, run and compare evals.", _evals),
     "sweep": ("Run and compare sweeps.", _sweep),
+    "faults": ("Plant known faults one by one and see which stage objects.", _faults),
     "bundle": ("Verify, show, compare, pack and sign bundles.", _bundle),
     "gate": ("Decide on bundles: admitted (0), rejected (1), could not judge (2).", _gate),
     "reproduce": ("Run a bundle's plan here: replicated (0), not (1), not comparable (2).", _reproduce),
