@@ -2,8 +2,9 @@
 
 import math
 
-from harness.domain.check import Check, Outcome
+from harness.domain.check import Check, Outcome, Status
 from harness.report.panels.material import Material, cell_name, figure, status_cell, table, value
+from harness.report.panels.tokens import tokens_by_path
 from harness.report.text import compact, number, plain
 from harness.report.view import CellView, Panel
 
@@ -18,7 +19,7 @@ def panels(material: Material) -> tuple[Panel, ...]:
     return (
         _share_panel(by_kind.get("path", [])),
         _causal_panel(by_kind.get("poison", [])),
-        _envelope_panel(by_kind.get("path", [])),
+        _envelope_panel(material, by_kind.get("path", [])),
         _decline_panel(by_kind.get("decline", [])),
     )
 
@@ -71,26 +72,38 @@ def _causal_panel(pairs: list[tuple[Check, Outcome]]) -> Panel:
     )
 
 
-def _envelope_panel(pairs: list[tuple[Check, Outcome]]) -> Panel:
-    """Batch by context (or drafts), the statuses inside."""
+def _envelope_panel(material: Material, pairs: list[tuple[Check, Outcome]]) -> Panel:
+    """Batch by context (or drafts): how many tokens the optimised path produced there."""
     cells = {}
     for check, outcome in pairs:
         if check.cell is not None:
-            drafts = f", {check.cell.drafts} drafts" if check.cell.drafts else ""
-            cells[check.cell.batch, f"context {check.cell.context}{drafts}"] = (check, outcome)
+            count = check.cell.drafts
+            drafts = f", {count} draft{'' if count == 1 else 's'}" if count else ""
+            place = f"{check.cell.phase}, context {check.cell.context}{drafts}"
+            cells[check.cell.batch, place] = _cell_of_envelope(material, check, outcome)
     batches = sorted({batch for batch, _ in cells})
     rest = list(dict.fromkeys(other for _, other in cells))
-    rows = []
-    for other in rest:
-        row = [CellView(other)]
-        for batch in batches:
-            found = cells.get((batch, other))
-            row.append(status_cell(*found) if found else CellView("-", "none"))
-        rows.append(tuple(row))
+    rows = [
+        (CellView(other), *(cells.get((batch, other), CellView("-", "none")) for batch in batches))
+        for other in rest
+    ]
     return Panel(
         "Where in the envelope the path was seen",
-        "Rows are contexts and drafts, columns batch; a dash is a cell that this run did not try.",
-        table("cell | " + " | ".join(f"batch {b}" for b in batches), rows) if batches else None,
+        "Tokens that the optimised path produced in each cell, darker for a larger share of those made "
+        "there; a dash is a cell that this run did not try.",
+        table("cell | " + " | ".join(f"#batch {b}" for b in batches), rows) if batches else None,
+    )
+
+
+def _cell_of_envelope(material: Material, check: Check, outcome: Outcome) -> CellView:
+    """Optimised tokens where the check passed, else its status."""
+    flows = tokens_by_path(material, check, "on")
+    total = sum(flow.tokens for flow in flows)
+    if outcome.status is not Status.PASS or not total:
+        return status_cell(check, outcome)
+    optimised = sum(flow.tokens for flow in flows if flow.path == "optimised")
+    return CellView(
+        f"{optimised:,}", f"heat-{min(9, int(10 * optimised / total))}", status_cell(check, outcome).link
     )
 
 
@@ -111,8 +124,3 @@ def _decline_panel(pairs: list[tuple[Check, Outcome]]) -> Panel:
         "Just outside the envelope: the step must be declined with a reason code and answer as stock does.",
         table("outside by | status | #steps declined | reason code", rows),
     )
-
-
-def _times(factor: float) -> str:
-    """A factor in few characters."""
-    return f"{factor:,.0f}\u00d7" if factor < 1e4 else f"1e{math.log10(factor):.0f}\u00d7"

@@ -1,8 +1,9 @@
-"""Evals: both arms on the same items, with what flipped."""
+"""Evals: both arms on the same items, whose tokens took which path, and what flipped."""
 
 from harness.report.findings import finding_view
 from harness.report.panels.material import Material, figure_cell, status_cell, table
-from harness.report.text import label, plain
+from harness.report.panels.tokens import tokens_by_path
+from harness.report.text import label, number, plain
 from harness.report.view import CellView, Panel
 
 __all__ = ["panels"]
@@ -35,4 +36,33 @@ def panels(material: Material) -> tuple[Panel, ...]:
         for names, rows in groups.items()
     ]
     flipped = tuple(finding_view(f, material.plan) for _, o in material.pairs for f in o.findings)
-    return (*tables, Panel("Flipped items", "Right with stock, wrong with the change.", findings=flipped))
+    return (
+        *tables,
+        _path_panel(material),
+        Panel("Flipped items", "Right with stock, wrong with the change.", findings=flipped),
+    )
+
+
+def _path_panel(material: Material) -> Panel:
+    """A row for each eval, path and reason: an eval is evidence only for the path that its tokens took."""
+    rows = []
+    for check, _ in material.pairs:
+        flows = tokens_by_path(material, check, "optimised")
+        total = sum(flow.tokens for flow in flows)
+        for flow in flows:
+            share = flow.tokens / total
+            rows.append(
+                (
+                    CellView(plain(check.subject or check.id, 60)),
+                    CellView(flow.phase),
+                    CellView(flow.path),
+                    CellView(flow.reason),
+                    CellView(f"{flow.tokens:,}"),
+                    CellView(number("path_share", share), f"heat-{min(9, int(share * 10))}"),
+                )
+            )
+    return Panel(
+        "Tokens by path",
+        "Generated tokens of the optimised arm by the path that produced them, and why.",
+        table("eval | phase | path | reason | #tokens | #share", rows) if rows else None,
+    )
