@@ -275,10 +275,10 @@ def slots_of(count: int) -> int:
 
 
 def cluster_of(hidden: int, rows: int) -> int:
-    """Blocks a row is spread over, by measurement at K3's width: 7 of 1024 columns, around 32 rows 2."""
+    """Blocks a row is spread over, by measurement at K3's width: 7 of 1024 columns, at 32 rows 2."""
     if hidden % (7 * 4 * VECTOR):
         return 1
-    return 2 if 24 <= rows <= 40 else 7
+    return 2 if rows == 32 else 7
 
 
 def attn_res(
