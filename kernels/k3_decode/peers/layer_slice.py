@@ -138,7 +138,7 @@ def open_slice(kind: str, layout: Layout, case: Case, layers: int, seed: int, ca
     """
     if kind not in KINDS:
         raise ValueError(f"no layers of kind {kind!r}; there are {', '.join(KINDS)}")
-    _compile_all(case.kind, case.tp, case.context, cache)
+    _compile_all(case.kind, case.tp, cache)
     return LayerSlice(load_weights(KINDS[kind], case.tp, layers, seed), layout, case, seed, cache)
 
 
@@ -297,8 +297,9 @@ class LayerSlice:
 
 
 @lru_cache(maxsize=8)
-def _compile_all(kind: str, tp: int, context: int, cache: Path) -> None:
-    cases = [Case(kind, tp, requests, context) for requests in BATCHES]
+def _compile_all(kind: str, tp: int, cache: Path) -> None:
+    """Forms do not depend on the context."""
+    cases = [Case(kind, tp, requests, 64 if kind == "mla" else 0) for requests in BATCHES]
     build_objects(forms_of(cases, ("whole", "sharded")), cache, os.cpu_count() or 1)
 
 
