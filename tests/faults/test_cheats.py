@@ -1,0 +1,56 @@
+"""Every cheat is rejected for its own reason, and its honest twin accepted."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.faults.bench import Bench
+from harness.faults.registry import Registered, registered_faults
+from harness.faults.run import plant
+
+REASONS = {
+    "answer_kept_by_address": "error",
+    "computed_in_a_thread": "error",
+    "input_made_to_agree": "error",
+    "lazy_output": "error",
+    "less_work_when_timed": "error",
+    "nan_returned": "error",
+    "nothing_after_the_first_call": "error",
+    "padded_input_frozen": "error",
+    "scale_over_the_batch": "in mates: error",
+    "stock_after_an_exception": "the launch counter did not rise",
+    "stock_called_instead": "stock by another name",
+    "warm_up_detected": "error",
+    "work_skipped_for_large_batches": "error",
+    "zeros_returned": "error",
+}
+"""By cheat: what the rejection must say."""
+CHEATS = Path(__file__).parent / "cheats"
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(tmp_path_factory.mktemp("bench"))
+
+
+@pytest.fixture(scope="module")
+def suite() -> dict[str, Registered]:
+    return {r.fault.name: r for r in registered_faults()}
+
+
+def names() -> Iterator[str]:
+    yield from sorted(path.stem for path in CHEATS.glob("*.py"))
+
+
+def test_every_cheat_has_its_reason_here() -> None:
+    assert list(names()) == sorted(REASONS)
+
+
+@pytest.mark.parametrize("name", sorted(REASONS))
+def test_the_cheat_is_rejected_with_its_reason_and_the_twin_accepted(
+    name: str, bench: Bench, suite: dict[str, Registered]
+) -> None:
+    result = plant(suite[name], bench)
+    assert (result.verdict, result.false_alarms) == ("caught", ())
+    assert REASONS[name] in next(c.seen.words for c in result.cells if c.is_caught)
