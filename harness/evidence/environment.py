@@ -45,7 +45,7 @@ ALLOWED_VARIABLES = (
 )
 """Variables whose values travel in a bundle. None of them can hold a credential."""
 IMAGE_VARIABLE = "FASTTRACK_IMAGE_DIGEST"
-"""Set by the evaluation images to their own digest."""
+"""Digest of the container image, set by whoever starts it: an image cannot hold its own."""
 
 
 def read_environment(command: Sequence[str], variables: Mapping[str, str] | None = None) -> Environment:

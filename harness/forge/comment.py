@@ -29,7 +29,7 @@ class Comment(Answer):
 
     id: int
     html_url: str
-    body: str = ""
+    body: str | None = None
     user: Author | None = None
 
 
@@ -75,6 +75,6 @@ def comment_requests(name: PullRequestName, body: str, own: Sequence[Comment]) -
     )
 
 
-def _normal(body: str) -> str:
+def _normal(body: str | None) -> str:
     """A body without what GitHub changes in storing it."""
-    return body.replace("\r\n", "\n").strip()
+    return (body or "").replace("\r\n", "\n").strip()
