@@ -7,7 +7,7 @@ a layer's weights into that order once at load; it is the same for every capacit
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from k3_decode.cute import mxfp4, ring
+from k3_decode.cute import mxfp4, ring, router
 from k3_decode.cute.token_lists import Lists
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class Form:
     top_k: int
     capacity: int
     """Most tokens of a launch: 8, 16 or 64."""
+    selects: bool = False
+    """Whether the launch selects one token's experts itself, from logits (`router.py`)."""
 
     @property
     def slices(self) -> int:
@@ -133,7 +135,14 @@ class Form:
 
     @property
     def shared_bytes(self) -> int:
-        return self.ring_bytes + self.scratch_bytes + (AREAS + SLOTS) * 8 + self.lists.size
+        return (
+            self.ring_bytes + self.scratch_bytes + (AREAS + SLOTS) * 8 + self.lists.size + self.choice_bytes
+        )
+
+    @property
+    def choice_bytes(self) -> int:
+        """The selection's keys and scores, after the lists."""
+        return router.space_bytes(self.experts) if self.selects else 0
 
 
 @dataclass(frozen=True, slots=True)

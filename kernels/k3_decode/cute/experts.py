@@ -46,7 +46,7 @@ from cutlass import BFloat16, Float32, Int32, Int64, Uint8
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from k3_decode.cute import instructions as ins
-from k3_decode.cute import mxfp4, ring, token_lists
+from k3_decode.cute import mxfp4, ring, router, row_plan, token_lists
 from k3_decode.cute.expert_layout import (
     AREAS,
     CAPACITIES,
@@ -87,6 +87,43 @@ def _expert_chain(
     launches: cute.Tensor,
     form: cutlass.Constexpr,
 ):
+    _chain(latent, ids, weights, w13, w2, workspace, out, launches, None, None, None, form)
+
+
+@cute.kernel
+def _select_and_chain(
+    latent: cute.Tensor,
+    ids: cute.Tensor,
+    weights: cute.Tensor,
+    w13: cute.Tensor,
+    w2: cute.Tensor,
+    workspace: cute.Tensor,
+    out: cute.Tensor,
+    launches: cute.Tensor,
+    logits: cute.Tensor,
+    bias: cute.Tensor,
+    scale: Float32,
+    form: cutlass.Constexpr,
+):
+    _chain(latent, ids, weights, w13, w2, workspace, out, launches, logits, bias, scale, form)
+
+
+@cute.jit
+def _chain(
+    latent: Any,
+    ids: Any,
+    weights: Any,
+    w13: Any,
+    w2: Any,
+    workspace: Any,
+    out: Any,
+    launches: Any,
+    logits: Any,
+    bias: Any,
+    scale: Any,
+    form: Any,
+):
+    """The kernel's body."""
     tid, _, _ = cute.arch.thread_idx()
     bid, _, _ = cute.arch.block_idx()
     blocks, _, _ = cute.arch.grid_dim()
@@ -106,11 +143,18 @@ def _expert_chain(
     if tid == 0:
         ring.make_barriers(bars_at, AREAS + SLOTS)
     token_lists.clear(lists_at, tid, lists)
+    biases = None
+    if cutlass.const_expr(form.selects):
+        biases = router.load_biases(bias, tid, form.experts)
     cute.arch.sync_threads()
     cute.arch.griddepcontrol_launch_dependents()
     cute.arch.griddepcontrol_wait()
 
-    items, used = token_lists.build(ids, weights, lists_at, tid, lists)
+    if cutlass.const_expr(form.selects):
+        used = _select(logits, biases, scale, ids, weights, tid, bid, lists_at, form)
+        items = used
+    else:
+        items, used = token_lists.build(ids, weights, lists_at, tid, lists)
 
     # Two groups of experts: while the second's hidden rows arrive, phase 2 of the first goes on.
     split_item, split_rank = Int32(0), Int32(0)
@@ -263,6 +307,32 @@ def _expert_chain(
         ring.leave(counter_at, blocks)
         if bid == 0:
             ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
+
+
+@cute.jit
+def _select(
+    logits: cute.Tensor,
+    biases: Any,
+    scale: Float32,
+    ids: cute.Tensor,
+    weights: cute.Tensor,
+    tid: Int32,
+    bid: Int32,
+    lists_at: Int32,
+    form: cutlass.Constexpr,
+):
+    """Every block selects the one token's experts, the first one writes them out; returns their number."""
+    space_at = lists_at + form.lists.size
+    logits_at = ins.byte_address(logits)
+    router.choose(logits_at, biases, tid, space_at, form.experts, form.top_k, THREADS)
+    if tid < 32:
+        expert, share = router.take_choice(space_at, tid, scale, form.experts, form.top_k)
+        token_lists.list_choice(expert, share, lists_at, tid, form.lists)
+        if bid == 0 and tid < form.top_k:
+            ins.store_word(ins.byte_address(ids) + Int64(tid) * 4, expert)
+            ins.store_f32(ins.byte_address(weights) + Int64(tid) * 4, share)
+    cute.arch.sync_threads()
+    return ring.load_shared(lists_at + form.lists.sums)
 
 
 @cute.jit
@@ -502,12 +572,42 @@ def _launch(
     form: cutlass.Constexpr,
 ):
     _expert_chain(latent, ids, weights, w13, w2, workspace, out, launches, form).launch(
-        grid=(blocks, 1, 1),
-        block=(THREADS, 1, 1),
-        smem=form.shared_bytes,
-        stream=stream,
-        use_pdl=True,
+        **_launch_of(blocks, stream, form)
     )
+
+
+@cute.jit
+def _launch_selecting(
+    latent: cute.Tensor,
+    ids: cute.Tensor,
+    weights: cute.Tensor,
+    w13: cute.Tensor,
+    w2: cute.Tensor,
+    workspace: cute.Tensor,
+    out: cute.Tensor,
+    launches: cute.Tensor,
+    logits: cute.Tensor,
+    bias: cute.Tensor,
+    scale: Float32,
+    blocks: Int32,
+    stream: Any,
+    form: cutlass.Constexpr,
+):
+    _select_and_chain(
+        latent, ids, weights, w13, w2, workspace, out, launches, logits, bias, scale, form
+    ).launch(**_launch_of(blocks, stream, form))
+
+
+def _launch_of(blocks: Int32, stream: Any, form: Form) -> dict[str, Any]:
+    """How the kernel is launched, but for its arguments."""
+    return {
+        "grid": (blocks, 1, 1),
+        "block": (THREADS, 1, 1),
+        "smem": form.shared_bytes,
+        "preferred_smem_carveout": row_plan.CARVEOUT,
+        "stream": stream,
+        "use_pdl": True,
+    }
 
 
 @cache
@@ -515,10 +615,9 @@ def _compile(form: Form) -> Callable[..., None]:
     """The launch for one set of constants; tokens, strides and the number of blocks stay symbolic."""
     tokens = cute.sym_int32()
 
-    def rows(width: int) -> Any:
-        return make_fake_tensor(
-            BFloat16, (tokens, width), (cute.sym_int64(divisibility=8), 1), assumed_align=16
-        )
+    def rows(width: int, kind: Any = BFloat16) -> Any:
+        stride = cute.sym_int64(divisibility=128 // kind.width)
+        return make_fake_tensor(kind, (tokens, width), (stride, 1), assumed_align=16)
 
     def picks(kind: Any) -> Any:
         return make_fake_tensor(kind, (tokens, form.top_k), (form.top_k, 1), assumed_align=4)
@@ -526,15 +625,27 @@ def _compile(form: Form) -> Callable[..., None]:
     def raw() -> Any:
         return make_fake_tensor(Uint8, (cute.sym_int64(),), (1,), assumed_align=128)
 
-    latent, out = rows(form.latent), rows(form.latent)
-    ids, weights = picks(Int32), picks(Float32)
-    w13, w2, workspace = raw(), raw(), raw()
     launches = make_fake_tensor(Int32, (cute.sym_int32(),), (1,), assumed_align=4)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    compiled: Callable[..., None] = cute.compile(
-        _launch, latent, ids, weights, w13, w2, workspace, out, launches, Int32(132), stream, form,
-        options="--enable-tvm-ffi",
-    )  # fmt: skip
+    tensors = (
+        rows(form.latent),
+        picks(Int32),
+        picks(Float32),
+        raw(),
+        raw(),
+        raw(),
+        rows(form.latent),
+        launches,
+    )
+    last = (Int32(132), stream, form)
+    if form.selects:
+        bias = make_fake_tensor(Float32, (form.experts,), (1,), assumed_align=16)
+        selection = (rows(form.experts, Float32), bias, Float32(1.0))
+        selecting: Callable[..., None] = cute.compile(
+            _launch_selecting, *tensors, *selection, *last, options="--enable-tvm-ffi"
+        )
+        return selecting
+    compiled: Callable[..., None] = cute.compile(_launch, *tensors, *last, options="--enable-tvm-ffi")
     return compiled
 
 
@@ -547,20 +658,38 @@ def experts(
     workspace: "torch.Tensor",
     out: "torch.Tensor",
     launches: "torch.Tensor",
+    logits: "torch.Tensor | None" = None,
+    bias: "torch.Tensor | None" = None,
+    scale: float = 1.0,
 ) -> None:
-    """Write the weighted sum of the selected experts' MLPs to `out`, in one launch."""
+    """Write the weighted sum of the selected experts' MLPs to `out`, in one launch.
+
+    With `logits` and `bias` (and one token only) the launch selects the experts itself, as `router` would,
+    and writes `ids` and `weights` beside `out`.
+    """
     tokens, top_k = ids.shape
-    form = Form(prepared.latent, prepared.inter, prepared.experts, top_k, capacity_of(tokens))
+    selects = logits is not None
+    if selects and (tokens != 1 or prepared.experts % router.VECTOR):
+        raise ValueError(
+            f"experts: selecting takes one token and a multiple of {router.VECTOR} experts, not {tokens} and "
+            f"{prepared.experts}; call the router first"
+        )
+    form = Form(prepared.latent, prepared.inter, prepared.experts, top_k, capacity_of(tokens), selects)
     blocks = ring.multiprocessors(latent.device.index)
     if blocks < form.owners:
         raise ValueError(
             f"experts: {blocks} multiprocessors, but the form needs {form.owners} blocks at a time"
         )
-    _compile(form)(latent, ids, weights, prepared.w13, prepared.w2, workspace, out, launches, blocks)
+    launch = _compile(form)
+    tensors = (latent, ids, weights, prepared.w13, prepared.w2, workspace, out, launches)
+    if selects:
+        launch(*tensors, logits, bias, scale, blocks)
+    else:
+        launch(*tensors, blocks)
 
 
 def variants() -> tuple[Variant, ...]:
-    """K3 at TP 1 to 16 and the small models, for 8, 16 and 64 tokens."""
+    """K3 at TP 1 to 16 and the small models, for 8, 16 and 64 tokens, and for one with the selection."""
     roles = (
         ("latent", "activation"), ("ids", "activation"), ("weights", "activation"), ("w13", "weight"),
         ("w2", "weight"), ("workspace", "workspace"), ("out", "output"), ("launches", "workspace"),
@@ -568,15 +697,18 @@ def variants() -> tuple[Variant, ...]:
     shapes = [(3584, inter, 896, 16) for inter in (3072, 1536, 768, 384, 256)]
     shapes += [(96, 64, 16, 4), (96, 32, 16, 4), (64, 64, 8, 2), (64, 32, 8, 2)]
     forms = [Form(*shape, capacity) for shape in shapes for capacity in CAPACITIES]
+    forms += [Form(*shape, CAPACITIES[0], selects=True) for shape in shapes]
+    selection = (("logits", "activation"), ("bias", "weight"))
+    rooms = {form: 1 if form.selects else form.capacity for form in forms}
     return tuple(
         Variant(
             op="experts",
-            name=f"experts_l{form.latent}_i{form.inter}_e{form.experts}_t{form.capacity}",
+            name=f"experts_l{form.latent}_i{form.inter}_e{form.experts}_t{room}",
             architectures=DISPATCHED + COMPILED,
             compile=lambda form=form: _compile(form),  # type: ignore[misc]
-            parameters=roles,
+            parameters=roles + selection if form.selects else roles,
             source="cute/experts.py",
-            is_smoke=(form.inter, form.capacity) == (384, 8),
+            is_smoke=(form.inter, form.capacity, form.selects) == (384, 8, False),
         )
-        for form in forms
+        for form, room in rooms.items()
     )

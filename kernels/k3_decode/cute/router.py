@@ -26,16 +26,17 @@ from typing import TYPE_CHECKING, Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64, Uint8
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from k3_decode.cute import instructions as ins
+from k3_decode.cute import row_plan
 from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["router", "rounds_of", "variants"]
+__all__ = ["choose", "load_biases", "router", "rounds_of", "space_bytes", "take_choice", "variants"]
 
 OP_INDEX = 4
 """Place of the op in the launch counters."""
@@ -61,28 +62,64 @@ def _select(
 ):
     tid, _, _ = cute.arch.thread_idx()
     row, _, _ = cute.arch.block_idx()
-    lane, warp = tid % 32, tid // 32
-    warps = warps_of(experts)
-    threads = warps * 32
-    keys_at = cute.arch.alloc_smem(Int32, 2 * experts, 16).toint()
-    scores_at = cute.arch.alloc_smem(Float32, experts, 16).toint()
-    best_at = cute.arch.alloc_smem(Float32, 32, 16).toint()
-    limits_at = cute.arch.alloc_smem(Int32, warps, 16).toint()
-    count_at = cute.arch.alloc_smem(Int32, 1, 16).toint()
-
-    first = tid * VECTOR
-    is_inside = first < experts
-    place = Int64(cutlass.min(first, experts - VECTOR)) * 4
-    biases = ins.load_weight_f32(ins.byte_address(bias) + place)
-    if tid == 0:
-        ins.asm("st.shared.b32 [$0], $1;", "r,r", [count_at, Int32(0)])
+    space_at = cute.arch.alloc_smem(Uint8, space_bytes(experts), 16).toint()
+    biases = load_biases(bias, tid, experts)
     cute.arch.griddepcontrol_launch_dependents()
     cute.arch.griddepcontrol_wait()
 
-    row_at = ins.byte_address(logits) + Int64(row) * logits.stride[0] * 4
+    logits_at = ins.byte_address(logits) + Int64(row) * logits.stride[0] * 4
+    choose(logits_at, biases, tid, space_at, experts, top_k, warps_of(experts) * 32)
+    if tid < 32:
+        expert, share = take_choice(space_at, tid, scale, experts, top_k)
+        if tid < top_k:
+            place = (Int64(row) * top_k + tid) * 4
+            ins.store_word(ins.byte_address(ids) + place, expert)
+            ins.store_f32(ins.byte_address(weights) + place, share)
+    if tid == 0 and row == 0:
+        ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
+
+
+def space_bytes(experts: int) -> int:
+    """Shared memory of a choice: keys with ids, scores, the chosen, a limit a warp, a count."""
+    return 12 * experts + 8 * 32 + 4 * 32 + 16
+
+
+def load_biases(bias: cute.Tensor, tid: Int32, experts: int) -> tuple[Float32, ...]:
+    """The biases of the thread's experts; constant, so before the wait on the previous kernel."""
+    return ins.load_weight_f32(ins.byte_address(bias) + _place(tid, experts))
+
+
+def _place(tid: Int32, experts: int) -> Int64:
+    """Byte offset of the thread's experts within a row of fp32; past the end, of the last ones."""
+    return Int64(cutlass.min(tid * VECTOR, experts - VECTOR)) * 4
+
+
+@cute.jit
+def choose(
+    logits_at: Int64,
+    biases: Any,
+    tid: Int32,
+    space_at: Int32,
+    experts: cutlass.Constexpr,
+    top_k: cutlass.Constexpr,
+    threads: cutlass.Constexpr,
+):
+    """All threads of a block: rank one token's experts and leave the best in shared memory for `take_choice`;
+    ends with a block barrier.
+    """
+    lane, warp = tid % 32, tid // 32
+    warps = warps_of(experts)
+    keys_at, scores_at = space_at, space_at + 8 * experts
+    best_at = scores_at + 4 * experts
+    limits_at, count_at = best_at + 8 * 32, best_at + 12 * 32
+    first = tid * VECTOR
+    is_inside = first < experts
+    if tid == 0:
+        ins.asm("st.shared.b32 [$0], $1;", "r,r", [count_at, Int32(0)])
     values = ins.asm(
-        "ld.global.v4.f32 {$0,$1,$2,$3}, [$4];", "=f,=f,=f,=f,l", [row_at + place], [Float32] * 4
-    )
+        "ld.global.v4.f32 {$0,$1,$2,$3}, [$4];", "=f,=f,=f,=f,l",
+        [logits_at + _place(tid, experts)], [Float32] * 4,
+    )  # fmt: skip
     keys, scores = [], []
     for j in cutlass.range_constexpr(VECTOR):
         key, score = _key(values[j], biases[j])
@@ -101,11 +138,12 @@ def _select(
                 holders = cute.arch.vote_ballot_sync(rest == limit)
                 if lane == _lowest_bit(holders):
                     rest = Int32(LOWEST)
-        if lane == 0:
+        if lane == 0 and warp < warps:
             ins.asm("st.shared.b32 [$0], $1;", "r,r", [limits_at + warp * 4, limit])
     cute.arch.sync_threads()
     if cutlass.const_expr(warps > 1):
-        for w in cutlass.range_constexpr(warps):
+        limit = ins.asm("ld.shared.b32 $0, [$1];", "=r,r", [limits_at], [Int32])
+        for w in cutlass.range_constexpr(1, warps):
             theirs = ins.asm("ld.shared.b32 $0, [$1];", "=r,r", [limits_at + w * 4], [Int32])
             limit = cutlass.min(limit, theirs)
     for j in cutlass.range_constexpr(VECTOR):
@@ -126,21 +164,26 @@ def _select(
                 "=r,r,r,r", [keys_at + other * 8, key, expert], [Int32],
             )  # fmt: skip
         if rank < top_k:
-            ins.store_word(ins.byte_address(ids) + (Int64(row) * top_k + rank) * 4, expert)
-            ins.shared_store_f32(best_at + rank * 4, ins.shared_load_f32(scores_at + c * 4))
+            bits = ins.asm("ld.shared.b32 $0, [$1];", "=r,r", [scores_at + c * 4], [Int32])
+            ins.asm("st.shared.v2.b32 [$0], {$1,$2};", "r,r,r", [best_at + rank * 8, expert, bits])
     cute.arch.sync_threads()
-    if warp == 0:
-        score = Float32(0.0)
-        if lane < top_k:
-            score = ins.shared_load_f32(best_at + lane * 4)
-        total = score
-        for step in cutlass.range_constexpr(5):
-            total = total + cute.arch.shuffle_sync_bfly(total, 16 >> step)
-        if lane < top_k:
-            to = ins.byte_address(weights) + (Int64(row) * top_k + lane) * 4
-            ins.store_f32(to, score / (total + WEIGHT_FLOOR) * scale)
-    if tid == 0 and row == 0:
-        ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
+
+
+@cute.jit
+def take_choice(
+    space_at: Int32, lane: Int32, scale: Float32, experts: cutlass.Constexpr, top_k: cutlass.Constexpr
+):
+    """One warp, after `choose`: the expert of rank `lane` and its renormalised weight."""
+    expert, score = Int32(0), Float32(0.0)
+    if lane < top_k:
+        expert, score = ins.asm(
+            "ld.shared.v2.b32 {$0,$1}, [$2];", "=r,=f,r",
+            [space_at + 12 * experts + lane * 8], [Int32, Float32],
+        )  # fmt: skip
+    total = score
+    for step in cutlass.range_constexpr(5):
+        total = total + cute.arch.shuffle_sync_bfly(total, 16 >> step)
+    return expert, score / (total + WEIGHT_FLOOR) * scale
 
 
 @cute.jit
@@ -175,6 +218,7 @@ def _launch(
     _select(logits, bias, ids, weights, launches, scale, experts, top_k).launch(
         grid=(logits.shape[0], 1, 1),
         block=(warps_of(experts) * 32, 1, 1),
+        preferred_smem_carveout=row_plan.CARVEOUT,
         stream=stream,
         use_pdl=True,
     )

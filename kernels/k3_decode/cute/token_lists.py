@@ -23,6 +23,7 @@ __all__ = [
     "clear",
     "expert_of",
     "item_tokens",
+    "list_choice",
     "pair_at",
     "rank_tokens",
     "share_at",
@@ -148,25 +149,33 @@ def share_at(at: Int32, place: Int32, lists: Lists) -> Float32:
 
 @cute.jit
 def _list_one_token(ids: cute.Tensor, weights: cute.Tensor, at: Int32, tid: Int32, lists: cutlass.Constexpr):
-    """One token's experts are distinct: ranks, items and places in the order of its ids."""
+    """One token's experts as the router left them."""
     if tid < 32:
         expert, part = Int32(-1), Float32(0.0)
         if tid < lists.top_k:
             expert = ins.load_activation_word(ins.byte_address(ids) + Int64(tid) * 4)
             part = _load_share(ins.byte_address(weights) + Int64(tid) * 4)
-        is_used = expert >= 0 and expert < lists.experts
-        mask = cute.arch.vote_ballot_sync(is_used)
-        if is_used:
-            rank = cute.arch.popc(mask & ((1 << tid) - 1))
-            ring.store_shared(at + rank * 4, expert | (1 << 16))
-            ring.store_shared(at + lists.starts + rank * 4, tid)
-            ring.store_shared(at + lists.items + rank * 4, rank)
-            ring.store_shared(at + lists.sorted + tid * 4, tid)
-            ins.shared_store_f32(at + lists.shares + tid * 4, part)
-        if tid == 0:
-            ring.store_shared(at + lists.sums, cute.arch.popc(mask))
+        list_choice(expert, part, at, tid, lists)
     cute.arch.sync_threads()
     return ring.load_shared(at + lists.sums)
+
+
+@cute.jit
+def list_choice(expert: Int32, share: Float32, at: Int32, lane: Int32, lists: cutlass.Constexpr):
+    """One warp: fill the lists for one token, whose experts are distinct: ranks, items and places in the
+    order of the lanes; a block barrier must follow. `sums` then holds the number of experts in use.
+    """
+    is_used = lane < lists.top_k and expert >= 0 and expert < lists.experts
+    mask = cute.arch.vote_ballot_sync(is_used)
+    if is_used:
+        rank = cute.arch.popc(mask & ((1 << lane) - 1))
+        ring.store_shared(at + rank * 4, expert | (1 << 16))
+        ring.store_shared(at + lists.starts + rank * 4, lane)
+        ring.store_shared(at + lists.items + rank * 4, rank)
+        ring.store_shared(at + lists.sorted + lane * 4, lane)
+        ins.shared_store_f32(at + lists.shares + lane * 4, share)
+    if lane == 0:
+        ring.store_shared(at + lists.sums, cute.arch.popc(mask))
 
 
 @cute.jit

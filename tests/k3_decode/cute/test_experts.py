@@ -11,11 +11,12 @@ pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not inst
 
 from k3_decode.cute import expert_layout as layout
 from k3_decode.cute import experts as op
-from k3_decode.cute import mxfp4
+from k3_decode.cute import mxfp4, router
 from k3_decode.cute.variant import COMPILED, DISPATCHED
 from k3_decode.ops.contract import Cell
 from k3_decode.ops.experts import SPEC
 from k3_decode.ops.mxfp4 import dequantise
+from k3_decode.ops.router import SPEC as ROUTER
 from k3_decode.shapes import CANARY, K3, NANO
 
 from tests.k3_decode.op_errors import outputs, tensor
@@ -120,6 +121,46 @@ def test_compiles_and_reads_activations_only_after_the_wait(
     assert "ld.global" not in before
     assert "ld.global.v4" in after
     assert "ld.global.nc" not in ptx
+
+
+def test_selecting_two_tokens_is_refused_and_names_the_router() -> None:
+    prepared = op.PreparedExperts(torch.empty(0), torch.empty(0), 96, 64, 16)
+    ids, weights = torch.zeros(2, 4, dtype=torch.int32), torch.zeros(2, 4)
+    rows = torch.zeros(2, 96, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="call the router first"):
+        op.experts(
+            latent=rows, ids=ids, weights=weights, prepared=prepared, workspace=rows, out=rows, launches=ids,
+            logits=torch.zeros(2, 16), bias=torch.zeros(16),
+        )  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shapes", [K3.rank(8), CANARY.rank(1), NANO.rank(2)], ids=lambda s: s.model.name)
+@pytest.mark.parametrize("regime", ROUTER.regimes)
+def test_a_launch_that_selects_gives_the_bits_of_router_and_experts(
+    shapes: Any, regime: str, gpu: Any
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    args = SPEC.make_args(Cell(shapes, 1), "gaussian", generator, gpu)
+    names = ("w13", "w13_scale", "w2", "w2_scale")
+    prepared = op.prepare(**{name: tensor(args[name]) for name in names})
+    space = torch.zeros(op.workspace_bytes(inter=shapes.expert_inter, top_k=shapes.model.top_k), device=gpu)
+    launches = torch.zeros(16, dtype=torch.int32, device=gpu)
+    rows = ROUTER.make_args(Cell(shapes, 1), regime, generator, gpu)
+    selection = {name: rows[name] for name in ("logits", "bias", "scale")}
+    outputs = []
+    for selects in (False, True):
+        ids, weights = torch.full_like(tensor(rows["ids"]), -7), torch.full_like(tensor(rows["weights"]), -7)
+        out = torch.full_like(tensor(args["out"]), float("nan"))
+        if not selects:
+            router.router(**selection, ids=ids, weights=weights, launches=launches)
+        op.experts(
+            latent=tensor(args["latent"]), ids=ids, weights=weights, prepared=prepared,
+            workspace=space.to(torch.uint8), out=out, launches=launches, **(selection if selects else {}),
+        )  # fmt: skip
+        outputs.append(tuple(t.view(torch.uint8).tolist() for t in (ids, weights, out)))
+    assert outputs[0] == outputs[1]
+    assert launches.tolist() == [0] * 4 + [1, 2] + [0] * 10
 
 
 @pytest.mark.gpu
