@@ -213,14 +213,10 @@ class LayerChain:
         logits = yield from self._exchanged(logits)
         latent = yield from self._exchanged(latent)
         self._share_at("before_router", use, layer)
-        self.run(
-            "router",
-            logits=logits,
-            bias=layer.bias,
-            ids=use["ids"],
-            weights=use["shares"],
-            scale=self._shapes.model.routed_scale,
-        )
+        selection = {"logits": logits, "bias": layer.bias, "scale": self._shapes.model.routed_scale}
+        if len(logits) >= self._table["router"].from_rows:
+            self.run("router", ids=use["ids"], weights=use["shares"], **selection)
+            selection = {}
         self._share_at("before_experts", use, layer)
         self.run(
             "experts",
@@ -228,6 +224,7 @@ class LayerChain:
             ids=use["ids"],
             weights=use["shares"],
             out=use["routed"],
+            **selection,
             **layer.experts,
         )
         self._share_at("after_experts", use, layer)

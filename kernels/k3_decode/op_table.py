@@ -35,12 +35,14 @@ class FusedOp:
     launches_per_call: int = 1
     """Kernel launches of one call; the same for any number of rows that the envelope allows."""
 
+    from_rows: int = 1
+    """Rows from which the op is launched; below, another does its work (for `router`: `experts`)."""
     splits_of: Callable[[int, int, int], int] = lambda requests, rows, heads: 1
     """Of `mla_attend`: parts in which it takes each context, for (requests, rows, heads)."""
 
     def launches_of(self, rows: int) -> int:
         """Kernel launches that one call for `rows` rows makes."""
-        return self.launches_per_call if rows else 0
+        return self.launches_per_call if rows >= self.from_rows else 0
 
 
 OpTable = Mapping[str, FusedOp]
@@ -154,7 +156,7 @@ def _cute_ops(shapes: RankShapes, device: torch.device) -> OpTable:
         "projection": FusedOp(projection.projection, _same),
         "kda_step": FusedOp(kda_step.kda_step, _same),
         "moe_front": FusedOp(moe_front.moe_front, moe_front.prepare),
-        "router": FusedOp(router.router, _same),
+        "router": FusedOp(router.router, _same, from_rows=2),
         "experts": FusedOp(experts.experts, prepare_experts),
         "situ_mlp": FusedOp(situ_mlp.situ_mlp, prepare_mlp, MLP_LAUNCHES),
         "latent_tail": FusedOp(latent_tail.latent_tail, _same),
