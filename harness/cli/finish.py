@@ -53,11 +53,13 @@ def finish_run(plan: Plan, run: RunFolder, *, as_json: bool, machine: Machine | 
     from harness.cli.console import print_json
     from harness.cli.gate import gate_submissions, verdict_words
     from harness.evidence.bundle import write_bundle
+    from harness.evidence.harness_score import put_score
     from harness.pipeline import failed_checks
     from harness.report import write_report
 
     outcomes = {outcome.check: outcome for outcome in run.outcomes()}
     code = 1 if failed_checks(plan, outcomes) else 0
+    put_score(run.logs)
     bundle = write_bundle(run, machine=machine)
     decision, submissions = gate_submissions([bundle], plan.policy)
     report_folder = bundle.with_name(bundle.name + "-report")

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from harness.domain.bundle import BUNDLE_SCHEMA, Environment, Manifest, SamplesHeader, Verification
 from harness.domain.check import Outcome
+from harness.domain.faults import FaultScore
 from harness.domain.plan import Plan
 from harness.domain.replication import Replication
 from harness.domain.resources import data_folder
@@ -31,6 +32,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "verdict": Verdict,
     "diff": BundleDiff,
     "replication": Replication,
+    "faults": FaultScore,
 }
 
 

@@ -3,6 +3,7 @@
 import shlex
 
 from harness.domain.bundle import Verification
+from harness.evidence.harness_score import read_score, score_words
 from harness.evidence.reader import Bundle
 from harness.report.panels.material import table
 from harness.report.text import plain, repository_link
@@ -52,6 +53,7 @@ def environment_tables(bundle: Bundle) -> tuple[tuple[str, TableView], ...]:
         ("pack", f"{plan.pack}, {plan.pack_digest}"),
         ("bundle", bundle.digest or "not finished"),
     ]
+    score = [("planted faults", score_words(read_score(bundle.folder), plan.harness_digest))]
     settings = list(bundle.environment.variables) if bundle.environment else []
     if bundle.environment and bundle.environment.image_digest:
         settings.append(("image", bundle.environment.image_digest))
@@ -60,6 +62,7 @@ def environment_tables(bundle: Bundle) -> tuple[tuple[str, TableView], ...]:
         ("Settings", settings),
         ("Libraries", list(machine.libraries)),
         ("Digests", digests),
+        ("How good this harness is", score),
     ]
     return tuple(
         (title, table("name | value", [(CellView(plain(n, 120)), CellView(plain(v, 300))) for n, v in rows]))
@@ -99,5 +102,7 @@ def verification_words(verification: Verification | None) -> tuple[str, ...]:
         said = f"skipped: {step.skipped}" if step.skipped else f"{problems or 'no'} problems"
         said += f" ({step.note})" if step.note else ""
         lines.append(f"{step.number}. {step.name}: {step.looked_at} looked at, {said}")
-        lines += [f"   {p.path or 'bundle'}: {p.message}" for p in (*step.problems, *step.missing, *step.differing)]
+        lines += [
+            f"   {p.path or 'bundle'}: {p.message}" for p in (*step.problems, *step.missing, *step.differing)
+        ]
     return tuple(plain(line, 600) for line in lines)
