@@ -6,7 +6,7 @@ from harness.faults.scenes import ChangeScene
 FAULT = Fault(
     name="invisible_characters",
     title="A bidirectional control character makes code read otherwise than it runs.",
-    report="pytorch/pytorch#185236 (state that a reader does not see)",
+    report="securego/gosec#1429",
     target="change",
     expected="isolation",
     scene=ChangeScene(

@@ -6,7 +6,7 @@ FAULT = op_fault(
     "norm_without_epsilon",
     op="mla_query",
     title="The norm of the query's low rank and of the latent leaves out epsilon.",
-    report="meta-pytorch/MSLK#339 (scales of padding and near-zero rows)",
+    report="NVIDIA/cutlass#1112",
     fault={
         "dim=1).add_(eps).rsqrt_()": "dim=1).rsqrt_()",
     },

@@ -6,7 +6,7 @@ FAULT = op_fault(
     "residual_epsilon_missing",
     op="attn_res",
     title="The norm after the mix leaves out epsilon, which decides tiny rows.",
-    report="Liger-Kernel#259 (tolerances that hide small outputs)",
+    report="intel/ipex-llm#9529",
     fault={
         ".add_(eps).rsqrt_()": ".rsqrt_()",
     },

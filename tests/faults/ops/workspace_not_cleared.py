@@ -6,7 +6,7 @@ FAULT = op_fault(
     "workspace_not_cleared",
     op="projection",
     title="The product is added to what the output buffer held before.",
-    report="NVIDIA/cutlass#2962 (partial sums onto stale memory)",
+    report="NVIDIA/cutlass#3538",
     fault={
         "out.copy_(torch.mm(x.float(), weight.float().T))": "out.add_(torch.mm(x.float(), weight.float().T))",
     },

@@ -19,7 +19,7 @@ def edit(samples: Samples, is_repaired: bool) -> Samples:
 FAULT = Fault(
     name="best_blocks_kept",
     title="Only the blocks in which the fast path won are kept.",
-    report="openai (published kernel reward hacks), gpu-mode/reference-kernels#159",
+    report="gpu-mode/reference-kernels#159",
     target="timing",
     expected="sweep",
     scene=SamplesScene("sweep/decode_step/cpu.tp1.dcp1.b1.c64", edit),
