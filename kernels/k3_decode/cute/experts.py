@@ -41,12 +41,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import cutlass
-import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, Int64, Uint8
+from cutlass import BFloat16, Float32, Int32, Int64, Uint8, cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
+from k3_decode.cute import expert_steps, mxfp4, ring, router, row_plan, token_lists
 from k3_decode.cute import instructions as ins
-from k3_decode.cute import mxfp4, ring, router, row_plan, token_lists
 from k3_decode.cute.expert_layout import (
     AREAS,
     CAPACITIES,
@@ -71,8 +70,6 @@ __all__ = ["Form", "PreparedExperts", "experts", "prepare", "variants", "workspa
 
 OP_INDEX = 5
 """Place of the op in the launch counters."""
-HIDDEN_EXPONENT = 9
-"""Hidden values are stored times 2^9: |SiTU| is at most 100, fp16 ends at 65504."""
 
 
 @cute.kernel
@@ -170,7 +167,7 @@ def _chain(
     w13_at, w2_at = ins.byte_address(w13), ins.byte_address(w2)
     if warp == WARPS - FINISHERS:
         for area in cutlass.range_constexpr(AREAS):
-            _fetch_area(
+            expert_steps.fetch_area(
                 Int32(area), Int32(area), first_a, mine_a, first_b, mine, used, bid, lane, w13_at, w2_at,
                 base, bars_at, lists_at, form,
             )  # fmt: skip
@@ -193,7 +190,7 @@ def _chain(
             if is_new == 1:
                 is_new = Int32(0)
                 if i == 0 or tokens > 1:
-                    factor = _load_slice(latent, words, item, warp, lane, lists_at, form)
+                    factor = expert_steps.load_slice(latent, words, item, warp, lane, lists_at, form)
             # The tile's arrival also says that a finisher has taken the sums that lie where its own go.
             at = slice_at + area * form.area_bytes
             ring.wait(bars_at + area * 8, phase)
@@ -222,14 +219,14 @@ def _chain(
                     has_published = Int32(1)
             area = i % AREAS
             ring.barrier_sync(1 + area, members)
-            sums = _gather_tile(scratch_at + area * (form.slices * 256) + lane * 8, form)
+            sums = expert_steps.gather_tile(scratch_at + area * (form.slices * 256) + lane * 8, form)
             cute.arch.sync_warp()
             # All have read the tile's weights, and its sums are taken: its area may hold another.
-            _fetch_area(
+            expert_steps.fetch_area(
                 i + AREAS, area, first_a, mine_a, first_b, mine, used, bid, lane, w13_at, w2_at, base,
                 bars_at, lists_at, form,
             )  # fmt: skip
-            _store_hidden(sums, hidden_at, unit, lane, lists_at, form)
+            expert_steps.store_hidden(sums, hidden_at, unit, lane, lists_at, form)
         if has_published == 0:
             _publish(counter_at, lane)
         _publish(counter_at + 4, lane)
@@ -242,7 +239,7 @@ def _chain(
         # The first group's hidden rows are there, and no partial sums of phase 1 are left in the scratch.
         cute.arch.sync_threads()
         column = warp % form.columns
-        k_warp, lane_of_experts = _share_of(warp, form)
+        k_warp, lane_of_experts = expert_steps.share_of(warp, form)
         later = (used - lane_of_experts + form.lanes - 1) // form.lanes * form.loops
         slots_at = base + warp // 4 * form.area_bytes + warp % 4 * (2 * form.slot_bytes)
         slot_bars_at = bars_at + (AREAS + 2 * warp) * 8
@@ -256,50 +253,60 @@ def _chain(
         if later > 0:
             if lane_of_experts >= split_rank:
                 has_second = _await_second(counter_at, blocks, lane)
-            at = _hidden_address(hidden_at, Int32(0), Int32(0), lane_of_experts, k_warp, lane, lists_at, form)
-            _load_hidden(first, at, 0, form)
+            at = expert_steps.hidden_address(
+                hidden_at, Int32(0), Int32(0), lane_of_experts, k_warp, lane, lists_at, form
+            )
+            expert_steps.load_hidden(first, at, 0, form)
             if cutlass.const_expr(form.parts == 2):
-                _load_hidden(second, at, 1, form)
+                expert_steps.load_hidden(second, at, 1, form)
         for i in cutlass.range(later, unroll=1):
             start, count = token_lists.rank_tokens(
                 lists_at, lane_of_experts + i // form.loops * form.lanes, lists
             )
             here_at, bar = slots_at + slot * form.slot_bytes, slot_bars_at + slot * 8
             ring.wait(bar, phase)
-            total = _multiply_stage(here_at, lane, first, form)
+            total = expert_steps.multiply_stage(here_at, lane, first, form)
             following = hidden_at
             if i + 1 < later:
                 rank = lane_of_experts + (i + 1) // form.loops * form.lanes
                 if has_second == 0 and rank >= split_rank:
                     has_second = _await_second(counter_at, blocks, lane)
-                following = _hidden_address(
+                following = expert_steps.hidden_address(
                     hidden_at, i + 1, Int32(0), lane_of_experts, k_warp, lane, lists_at, form
                 )
-                _load_hidden(first, following, 0, form)
+                expert_steps.load_hidden(first, following, 0, form)
             if cutlass.const_expr(form.parts == 2):
-                total = mxfp4.added(total, _multiply_stage(here_at + size_2, lane, second, form))
+                total = mxfp4.added(total, expert_steps.multiply_stage(here_at + size_2, lane, second, form))
             if count > COLUMNS:
                 for block in cutlass.range(1, (count + COLUMNS - 1) // COLUMNS, unroll=1):
                     rest = [Float32(0.0)] * 2
-                    at = _hidden_address(hidden_at, i, block, lane_of_experts, k_warp, lane, lists_at, form)
+                    at = expert_steps.hidden_address(
+                        hidden_at, i, block, lane_of_experts, k_warp, lane, lists_at, form
+                    )
                     for part in cutlass.range_constexpr(form.parts):
-                        _load_hidden(second, at, part, form)
-                        rest = mxfp4.added(rest, _multiply_stage(here_at + part * size_2, lane, second, form))
+                        expert_steps.load_hidden(second, at, part, form)
+                        rest = mxfp4.added(
+                            rest, expert_steps.multiply_stage(here_at + part * size_2, lane, second, form)
+                        )
                     skipped = block * COLUMNS
-                    _accumulate(rest, sums_2, start + skipped, count - skipped, lane, lists_at, form)
+                    expert_steps.accumulate(
+                        rest, sums_2, start + skipped, count - skipped, lane, lists_at, form
+                    )
             if i + 1 < (later if form.parts == 2 else 0):
-                _load_hidden(second, following, 1, form)
+                expert_steps.load_hidden(second, following, 1, form)
             cute.arch.sync_warp()
             if i + 2 < later:
-                at = _chunk_address(i + 2, bid, column, k_warp, lane_of_experts, w2_at, lists_at, form)
+                at = expert_steps.chunk_address(
+                    i + 2, bid, column, k_warp, lane_of_experts, w2_at, lists_at, form
+                )
                 if lane == 0:
                     ring.expect(bar, form.slot_bytes)
                     ins.bulk_load(here_at, at, Int32(form.slot_bytes), bar)
-            _accumulate(total, sums_2, start, count, lane, lists_at, form)
+            expert_steps.accumulate(total, sums_2, start, count, lane, lists_at, form)
             phase = phase ^ slot
             slot = slot ^ 1
         cute.arch.sync_threads()
-        _write_columns(out, scratch_at, tid, bid, tokens, form)
+        expert_steps.write_columns(out, scratch_at, tid, bid, tokens, form)
     if tid == 0:
         if bid < form.owners:
             # Nothing may still be published when the last block clears the counters.
@@ -350,211 +357,6 @@ def _publish(counter: Int64, lane: Int32):
     cute.arch.sync_warp()
     if lane == 0:
         ring.arrive(counter)
-
-
-def _share_of(warp: Int32, form: Form) -> tuple[Int32, Int32]:
-    """A warp's part of K and of the experts in phase 2."""
-    return warp // form.columns % form.k_warps, warp // (form.columns * form.k_warps)
-
-
-def _chunk_address(
-    step: Int32,
-    bid: Int32,
-    column: Int32,
-    k_warp: Int32,
-    lane_of_experts: Int32,
-    w2_at: Int64,
-    lists_at: Int32,
-    form: Form,
-) -> Int64:
-    """Where stage `step` of a warp's phase 2 sequence lies."""
-    expert = token_lists.expert_of(lists_at, lane_of_experts + step // form.loops * form.lanes)
-    tile = Int64(expert) * (form.latent // 16) + (bid * form.columns + column)
-    chunk = k_warp + step % form.loops * form.k_warps
-    return w2_at + (tile * (form.chunks // form.parts) + chunk) * form.slot_bytes
-
-
-@cute.jit
-def _fetch_area(
-    index: Int32,
-    area: Int32,
-    first_a: Int32,
-    mine_a: Int32,
-    first_b: Int32,
-    mine: Int32,
-    used: Int32,
-    bid: Int32,
-    lane: Int32,
-    w13_at: Int64,
-    w2_at: Int64,
-    base: Int32,
-    bars_at: Int32,
-    lists_at: Int32,
-    form: cutlass.Constexpr,
-):
-    """One warp: ask for the block's tile number `index`, or, past the last, for the first phase 2 stages of
-    four warps.
-    """
-    if index < mine:
-        unit = first_a + index
-        if index >= mine_a:
-            unit = first_b + (index - mine_a)
-        if lane == 0:
-            rank = ring.load_shared(lists_at + form.lists.items + unit // form.tiles * 4) & 0xFFFF
-            place = token_lists.expert_of(lists_at, rank) * form.tiles + unit % form.tiles
-            bar = bars_at + area * 8
-            ring.expect(bar, form.tile_bytes)
-            at = w13_at + Int64(place) * form.tile_bytes
-            ins.bulk_load(base + area * form.area_bytes, at, Int32(form.tile_bytes), bar)
-    elif bid < form.owners and lane < SLOTS // AREAS:
-        warp, step = area * 4 + lane // 2, lane % 2
-        k_warp, lane_of_experts = _share_of(warp, form)
-        if lane_of_experts + step // form.loops * form.lanes < used:
-            at = _chunk_address(
-                step, bid, warp % form.columns, k_warp, lane_of_experts, w2_at, lists_at, form
-            )
-            bar = bars_at + (AREAS + area * (SLOTS // AREAS) + lane) * 8
-            to = base + area * form.area_bytes + lane * form.slot_bytes
-            ring.expect(bar, form.slot_bytes)
-            ins.bulk_load(to, at, Int32(form.slot_bytes), bar)
-
-
-def _gather_tile(sums_at: Int32, form: Form) -> list[Float32]:
-    """Add the K slices of a tile in ascending order."""
-    sums = [Float32(0.0)] * 2
-    for w in range(form.slices):
-        sums = mxfp4.added(sums, list(ins.shared_load_pair(sums_at + w * 256)))
-    return sums
-
-
-@cute.jit
-def _store_hidden(
-    sums: Any, hidden_at: Int64, unit: Int32, lane: Int32, lists_at: Int32, form: cutlass.Constexpr
-):
-    """SiTU of a tile's sums: 8 hidden values of up to 4 pairs."""
-    start, here = token_lists.item_tokens(lists_at, unit // form.tiles, form.lists)
-    slot = lane % 4
-    if slot < here:
-        pair = token_lists.pair_at(lists_at, start + slot, form.lists)
-        value = ring.situ(sums[0], sums[1]) * float(2**HIDDEN_EXPONENT)
-        to = hidden_at + (Int64(pair) * form.inter + unit % form.tiles * 8 + lane // 4) * 2
-        ins.asm("{ .reg .b16 h; cvt.rn.f16.f32 h, $1; st.global.b16 [$0], h; }", "l,f", [to, value])
-
-
-@cute.jit
-def _load_slice(
-    latent: cute.Tensor,
-    words: cute.Tensor,
-    item: Int32,
-    warp: Int32,
-    lane: Int32,
-    lists_at: Int32,
-    form: cutlass.Constexpr,
-):
-    """This warp's K slice of an item's tokens as fp16 fragments; returns the factor of the lane's token."""
-    quarter = lane % 4
-    start, here = token_lists.item_tokens(lists_at, item, form.lists)
-    pair = token_lists.pair_at(lists_at, start + cutlass.min(lane // 8, here - 1), form.lists)
-    at = ins.byte_address(latent) + Int64(token_lists.token_of(pair, form.lists)) * latent.stride[0] * 2
-    at = at + Int64(warp * (form.slice_groups * 64) + quarter * 16)
-    raw: list[Int32] = []
-    for g in cutlass.range_constexpr(form.slice_groups):
-        raw.extend(ins.load_activation(at + g * 64))
-    largest = Int32(0)
-    for word in raw:
-        largest = ins.asm(
-            "{ .reg .b32 t; and.b32 t, $2, 0x7FFF7FFF; max.u16x2 $0, $1, t; }", "=r,r,r",
-            [largest, word], [Int32], is_pure=True,
-        )  # fmt: skip
-    largest = cutlass.max(largest & 0xFFFF, largest >> 16)
-    largest = cutlass.max(largest, cute.arch.shuffle_sync_bfly(largest, 1))
-    largest = cutlass.max(largest, cute.arch.shuffle_sync_bfly(largest, 2))
-    exponent = cutlass.max(largest >> 7, 15)
-    scale = ring.as_float((268 - exponent) << 23)
-    for j in cutlass.range_constexpr(form.slice_groups * 4):
-        low, high = ins.low_half(raw[j]) * scale, ins.high_half(raw[j]) * scale
-        words[j] = ins.asm("cvt.rn.f16x2.f32 $0, $1, $2;", "=r,f,f", [high, low], [Int32], is_pure=True)
-    return cute.arch.shuffle_sync(ring.as_float(exponent << 23), quarter * 8)
-
-
-def _hidden_address(
-    hidden_at: Int64,
-    step: Int32,
-    block: Int32,
-    lane_of_experts: Int32,
-    k_warp: Int32,
-    lane: Int32,
-    lists_at: Int32,
-    form: Form,
-) -> Int64:
-    """Where this lane's part of up to 4 hidden rows begins, at step `step` of the warp's phase 2 sequence."""
-    rank = lane_of_experts + step // form.loops * form.lanes
-    chunk = (k_warp + step % form.loops * form.k_warps) * form.parts
-    start, count = token_lists.rank_tokens(lists_at, rank, form.lists)
-    slot = cutlass.min(block * COLUMNS + lane // 8, count - 1)
-    pair = token_lists.pair_at(lists_at, start + slot, form.lists)
-    at = hidden_at + Int64(pair) * (form.inter * 2)
-    return at + Int64(chunk * (form.chunk_groups * 64) + lane % 4 * 16)
-
-
-@cute.jit
-def _load_hidden(words: cute.Tensor, at: Int64, part: cutlass.Constexpr, form: cutlass.Constexpr):
-    """Fragments of the hidden rows for one chunk of a stage."""
-    for g in cutlass.range_constexpr(form.chunk_groups):
-        loaded = ins.load_activation(at + (part * form.chunk_groups + g) * 64)
-        for j in cutlass.range_constexpr(4):
-            words[g * 4 + j] = loaded[j]
-
-
-@cute.jit
-def _accumulate(
-    total: Any,
-    sums_at: Int32,
-    start: Int32,
-    count: Int32,
-    lane: Int32,
-    lists_at: Int32,
-    form: cutlass.Constexpr,
-):
-    """Add the router's share of 16 rows x up to 4 tokens to the warp's sums [token, 16]."""
-    slot = lane % 4
-    if slot < count:
-        token = token_lists.token_of(token_lists.pair_at(lists_at, start + slot, form.lists), form.lists)
-        share = token_lists.share_at(lists_at, start + slot, form.lists)
-        share = share * float(2.0 ** (mxfp4.CODE_EXPONENT - HIDDEN_EXPONENT))
-        to = sums_at + (token * 16 + lane // 4) * 4
-        ins.shared_store_f32(to, ins.shared_load_f32(to) + share * total[0])
-        ins.shared_store_f32(to + 32, ins.shared_load_f32(to + 32) + share * total[1])
-    cute.arch.sync_warp()
-
-
-@cute.jit
-def _write_columns(
-    out: cute.Tensor, scratch_at: Int32, tid: Int32, bid: Int32, tokens: Int32, form: cutlass.Constexpr
-):
-    """Sum the warps' accumulators in order and round: two neighbouring columns a thread."""
-    pairs = form.columns * 8
-    for j in cutlass.range(tid, tokens * pairs, THREADS, unroll=1):
-        token, part = j // pairs, j % pairs
-        column = part // 8
-        low, high = Float32(0.0), Float32(0.0)
-        for w in cutlass.range_constexpr(form.k_warps * form.lanes):
-            at = (
-                scratch_at
-                + (column + w * form.columns) * (form.capacity * 64)
-                + (token * 16 + part % 8 * 2) * 4
-            )
-            low = low + ins.shared_load_f32(at)
-            high = high + ins.shared_load_f32(at + 4)
-        to = ins.byte_address(out) + Int64(token) * out.stride[0] * 2 + (bid * pairs + part) * 4
-        ins.store_word(to, ins.pack_halves(low, high))
-
-
-def _multiply_stage(at: Int32, lane: Int32, words: Any, form: Form) -> list[Float32]:
-    """A chunk of phase 2: 16 rows x up to 4 hidden rows."""
-    groups = form.chunk_groups
-    codes, scales = mxfp4.stage_words(at, lane, groups), mxfp4.stage_scales(at, lane // 4, groups)
-    return mxfp4.multiply(codes, scales, [words[j] for j in range(groups * 4)], groups)
 
 
 @cute.jit

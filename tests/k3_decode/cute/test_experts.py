@@ -144,11 +144,12 @@ def test_a_launch_that_selects_gives_the_bits_of_router_and_experts(
     args = SPEC.make_args(Cell(shapes, 1), "gaussian", generator, gpu)
     names = ("w13", "w13_scale", "w2", "w2_scale")
     prepared = op.prepare(**{name: tensor(args[name]) for name in names})
-    space = torch.zeros(op.workspace_bytes(inter=shapes.expert_inter, top_k=shapes.model.top_k), device=gpu)
+    size = op.workspace_bytes(inter=shapes.expert_inter, top_k=shapes.model.top_k)
+    space = torch.zeros(size, dtype=torch.uint8, device=gpu)
     launches = torch.zeros(16, dtype=torch.int32, device=gpu)
     rows = ROUTER.make_args(Cell(shapes, 1), regime, generator, gpu)
     selection = {name: rows[name] for name in ("logits", "bias", "scale")}
-    outputs = []
+    results = []
     for selects in (False, True):
         ids, weights = torch.full_like(tensor(rows["ids"]), -7), torch.full_like(tensor(rows["weights"]), -7)
         out = torch.full_like(tensor(args["out"]), float("nan"))
@@ -156,10 +157,10 @@ def test_a_launch_that_selects_gives_the_bits_of_router_and_experts(
             router.router(**selection, ids=ids, weights=weights, launches=launches)
         op.experts(
             latent=tensor(args["latent"]), ids=ids, weights=weights, prepared=prepared,
-            workspace=space.to(torch.uint8), out=out, launches=launches, **(selection if selects else {}),
+            workspace=space, out=out, launches=launches, **(selection if selects else {}),
         )  # fmt: skip
-        outputs.append(tuple(t.view(torch.uint8).tolist() for t in (ids, weights, out)))
-    assert outputs[0] == outputs[1]
+        results.append(tuple(t.view(torch.uint8).tolist() for t in (ids, weights, out)))
+    assert results[0] == results[1]
     assert launches.tolist() == [0] * 4 + [1, 2] + [0] * 10
 
 
