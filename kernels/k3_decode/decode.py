@@ -35,18 +35,18 @@ def is_supported(model: K3Shapes) -> bool:
     )
 
 
-def calls_of_a_step(model: K3Shapes) -> dict[str, int]:
-    """How often one step calls each op."""
+def calls_of_a_step(model: K3Shapes, *, is_aside: bool = False) -> dict[str, int]:
+    """How often one step calls each op; `is_aside`: its shared experts run on a stream of their own."""
     mla = sum(model.is_mla(layer) for layer in range(model.layers))
     moe = model.layers - 1
     return {
         "attn_res": 2 * model.layers + 1,
-        "projection": 2 * model.layers + moe + 1,
+        "projection": 2 * model.layers + 1 + (0 if is_aside else moe),
         "kda_step": model.layers - mla,
         "moe_front": moe,
         "router": moe,
         "experts": moe,
-        "situ_mlp": 1,
+        "situ_mlp": 1 + (moe if is_aside else 0),
         "latent_tail": moe,
         "mla_query": mla,
         "mla_attend": mla,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from k3_decode.bound_layers import BoundLayer, ChainOptions, SharedPlace, bind_layer, share_of
+from k3_decode.bound_layers import BoundLayer, ChainOptions, bind_layer, share_of
 from k3_decode.collectives import Exchange, gather, reduce
 from k3_decode.model import SOFTMAX_SCALE
 from k3_decode.op_table import Bound, OpTable
@@ -43,8 +43,8 @@ class LayerChain:
         device = layers[0].attention_norm.device
         self._shapes, self._caches, self._table, self._options = shapes, caches, table, options
         self._layers = tuple(bind_layer(table, layer, shapes, options) for layer in layers)
-        is_aside = options.shared_place == "aside" and device.type == "cuda"
-        self._side = torch.cuda.Stream(device) if is_aside else None  # type: ignore[no-untyped-call,unused-ignore]  # has no types
+        self._has_streams = device.type != "cpu"
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call,unused-ignore]  # has no types
         self.launches = torch.zeros(LAUNCH_SLOTS, dtype=torch.int32, device=device)
         """Kernel launches by op since the last clearing, counted by the kernels."""
         self.buffers = allocate(shapes, table, options, device)
@@ -195,29 +195,28 @@ class LayerChain:
             self.run("situ_mlp", x=use["x"], out=out, **layer.mlp)
             return (yield from reduce(out, tp))
         assert layer.experts is not None
+        assert layer.shared_down is not None
         assert layer.tail is not None
         logits, latent = use["logits"][slot, 0], use["latent"][slot, 0]
-        if self._side is not None:
-            assert layer.mlp is not None
-            self._side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._side):
-                self.run("situ_mlp", x=use["x"], out=use["shared"], **layer.mlp)
+        is_aside = self._has_streams and len(use["x"]) >= self._options.aside_from
+        if is_aside:
+            self._begin_aside(use, layer)
         self.run(
             "moe_front",
             x=use["x"],
             logits=self._published(use["logits"][slot]),
             latent=self._published(use["latent"][slot]),
-            hidden=None if self._side is not None else use["hidden"],
+            hidden=None if is_aside else use["hidden"],
             **layer.front,
         )
         logits = yield from self._exchanged(logits)
         latent = yield from self._exchanged(latent)
-        self._share_at("before_router", use, layer)
         selection = {"logits": logits, "bias": layer.bias, "scale": self._shapes.model.routed_scale}
         if len(logits) >= self._table["router"].from_rows:
             self.run("router", ids=use["ids"], weights=use["shares"], **selection)
             selection = {}
-        self._share_at("before_experts", use, layer)
+        if not is_aside:
+            self.run("projection", x=use["hidden"], out=use["shared"], **layer.shared_down)
         self.run(
             "experts",
             latent=latent,
@@ -227,9 +226,8 @@ class LayerChain:
             **selection,
             **layer.experts,
         )
-        self._share_at("after_experts", use, layer)
         routed = yield from reduce(use["routed"], tp)
-        if self._side is not None:
+        if is_aside and self._side is not None:
             torch.cuda.current_stream().wait_stream(self._side)
         shared = yield from reduce(use["shared"], tp)
         self.run(
@@ -242,10 +240,15 @@ class LayerChain:
         )
         return (yield from self._exchanged(out))
 
-    def _share_at(self, place: SharedPlace, use: Buffers, layer: BoundLayer) -> None:
-        """The shared expert's down-projection, where its place is here."""
-        if place == self._options.shared_place and layer.shared_down is not None:
-            self.run("projection", x=use["hidden"], out=use["shared"], **layer.shared_down)
+    def _begin_aside(self, use: Buffers, layer: BoundLayer) -> None:
+        """The shared expert on the side stream; tensors without values have none, and run it here."""
+        assert layer.mlp is not None
+        if self._side is None:
+            self.run("situ_mlp", x=use["x"], out=use["shared"], **layer.mlp)
+            return
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
+            self.run("situ_mlp", x=use["x"], out=use["shared"], **layer.mlp)
 
     def _own(self, whole: torch.Tensor) -> torch.Tensor:
         """The columns that this rank computes."""

@@ -130,10 +130,10 @@ class Bench:
         for arm in arms.values():
             arm.fill_peers(whole)
         last = self.arguments.layouts[-1]
-        for place in self.arguments.variants:
-            name = f"{last}.{place}"
+        for rows in self.arguments.variants:
+            name = f"{last}.aside{rows}"
             arms[name] = OptimisedArm(
-                self.layers, case, self.memory(case), self.table, layout=last, shared_place=place
+                self.layers, case, self.memory(case), self.table, layout=last, aside_from=rows
             )
             arms[name].fill_peers(whole)
         cores = (
@@ -280,9 +280,6 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
     def numbers(text: str) -> list[int]:
         return [int(word) for word in text.split(",")]
 
-    def variants(text: str) -> list[str]:
-        return text.split(",") if text else []
-
     parser.add_argument("--pairs", default="kda:8", help="KIND:TP, comma-separated")
     parser.add_argument("--batch", default=list(BATCHES), type=numbers)
     parser.add_argument("--context", default=1024, type=int)
@@ -290,8 +287,8 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--variants",
         default=[],
-        type=variants,
-        help="more places of the shared expert to time in the last layout, comma-separated",
+        type=numbers,
+        help="more forms of the last layout: rows from which the shared expert runs aside",
     )
     parser.add_argument("--layers", default=LAYERS, type=int)
     parser.add_argument("--checked", default=[0], type=numbers, help="layers compared with float64")

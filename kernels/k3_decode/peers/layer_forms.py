@@ -5,6 +5,7 @@ A layer of the right shapes but without values runs with recorders in place of l
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import torch
@@ -16,14 +17,12 @@ from k3_decode.peers.layer_arms import Case, OptimisedArm, draw_layer, make_memo
 
 __all__ = ["forms_of"]
 
-PREFETCH = Form("k3_decode.cute.prefetch", "_compile", ())
 DRAWS = ("randn", "rand", "randint", "randperm")
 
 
 @torch.no_grad()
 def forms_of(cases: Sequence[Case], layouts: Sequence[Layout]) -> list[Form]:
-    """Every form that the cases ask for in these layouts, and the prefetch."""
-    found = [PREFETCH]
+    """Every form that the cases ask for in these layouts, with the shared expert aside or not."""
     with recorded_forms() as forms, _without_values() as generator:
         tables: dict[tuple[str, int], Any] = {}
         for case in cases:
@@ -37,9 +36,9 @@ def forms_of(cases: Sequence[Case], layouts: Sequence[Layout]) -> list[Form]:
             pages = case.requests * (case.context // 64 + 1) + 2
             pool = torch.empty((pages, 64, 576), dtype=torch.bfloat16, device=generator.device)
             memory = make_memory(case, 1, pool, generator)
-            for layout in layouts:
-                OptimisedArm([layer], case, memory, table, layout=layout).step()
-    return found + forms
+            for layout, aside_from in product(layouts, (1, case.requests + 1)):
+                OptimisedArm([layer], case, memory, table, layout=layout, aside_from=aside_from).step()
+    return forms
 
 
 class _NoGenerator:
