@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-__all__ = ["STATUS_STYLES", "err", "out", "outcome_table", "print_json", "progress_bar"]
+__all__ = ["STATUS_STYLES", "err", "out", "outcome_table", "print_json", "progress_bar", "shortened"]
 
 STATUS_STYLES = {
     "PASS": "green",
@@ -26,6 +26,8 @@ STATUS_STYLES = {
 }
 PLAIN_EVERY_S = 5.0
 """Without a terminal, one progress line at most this often."""
+BAR_WIDTH, BESIDE_BAR = 12, 38
+"""Columns of the bar, and of counts, times and spaces beside it."""
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
@@ -59,17 +61,27 @@ def progress_bar() -> Iterator[Any]:
         yield _plain_reporter()
         return
     columns = (
-        TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.description}"), BarColumn(BAR_WIDTH), MofNCompleteColumn(), TimeElapsedColumn(),
         TextColumn("{task.fields[left]}"),
     )  # fmt: skip
+    room = max(20, min(60, err.width - BAR_WIDTH - BESIDE_BAR))
     with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task("planning", total=None, left="")
 
         def show(text: str, done: int, total: int, left_s: float | None) -> None:
             left = "" if left_s is None else f"about {left_s:.0f} s left"
-            bar.update(task, description=escape(text[:60]).ljust(60), completed=done, total=total, left=left)
+            shown = escape(shortened(text, room).ljust(room))
+            bar.update(task, description=shown, completed=done, total=total, left=left)
 
         yield show
+
+
+def shortened(text: str, width: int) -> str:
+    """Text of at most `width` characters; the middle of a longer one goes, as ids differ at both ends."""
+    if len(text) <= width:
+        return text
+    head = (width - 1) // 2
+    return f"{text[:head]}\u2026{text[len(text) - (width - 1 - head) :]}"
 
 
 def _plain_reporter() -> Any:

@@ -141,6 +141,10 @@ COMMANDS: dict[str, tuple[str, Callable[[], Any]]] = {
 }
 
 
+INTERRUPTED = 130
+"""Exit code of an interrupted command, as shells have it."""
+
+
 class LazyGroup(TyperGroup):
     """Shows every command in the help from the table, and imports a command's module when it is called."""
 
@@ -193,12 +197,14 @@ def _exit_code(argv: list[str] | None) -> int:
     command: Any = typer.main.get_command(app)
     try:
         result = command.main(args=argv, prog_name="fasttrack", standalone_mode=False)
+        if result == INTERRUPTED:  # typer caught it, and says nothing
+            raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
     except typer.Exit as ended:
         return ended.exit_code
     except (KeyboardInterrupt, typer.Abort):
         typer.echo("interrupted; finished checks are kept, and --resume goes on from there", err=True)
-        return 130
+        return INTERRUPTED
     except TyperException as error:
         show = getattr(error, "show", None)
         show() if show is not None else typer.echo(str(error), err=True)

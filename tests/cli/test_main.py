@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from harness.cli.main import COMMANDS, _exit_code
 from harness.domain.errors import InputError
@@ -70,6 +71,22 @@ def test_interrupts_and_errors_have_their_exit_codes(
 
     monkeypatch.setitem(COMMANDS, "doctor", ("broken", broken))
     assert _exit_code(["doctor"]) == code
+
+
+def test_an_interrupted_command_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def slow() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(COMMANDS, "doctor", ("slow", lambda: typer.main.get_command(app)))
+    assert _exit_code(["doctor"]) == 130
+    assert (
+        capsys.readouterr().err == "interrupted; finished checks are kept, and --resume goes on from there\n"
+    )
 
 
 def test_doctor_json_is_one_document_that_plan_reads(

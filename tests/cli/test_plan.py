@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from harness.cli import evals, plan, run, sweep, validate
-from harness.cli.console import out
+from harness.cli.console import out, shortened
 from harness.cli.finish import _skipped_rows
 from harness.cli.main import _exit_code
 from harness.cli.selectors import SELECTORS, Selection, selecting
@@ -99,6 +99,12 @@ def test_an_empty_range_is_planned_with_a_warning(
     arguments = ["plan", "--repo", str(repository), "--base", "HEAD", "--stage", "isolation", "--json"]
     assert _exit_code(arguments) == 0
     assert "HEAD..HEAD changes no file, so isolation has no evidence" in capsys.readouterr().err
+
+
+def test_a_long_id_keeps_both_of_its_ends() -> None:
+    assert shortened("kernels/router", 14) == "kernels/router"
+    assert shortened("kernels/router/guard/cpu", 14) == "kernel\u2026ard/cpu"
+    assert len(shortened("kernels/router/guard/cpu", 15)) == 15
 
 
 def test_skipped_checks_are_told_once_a_reason() -> None:
