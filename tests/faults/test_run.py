@@ -155,3 +155,23 @@ def test_a_strangers_suite_from_outside_the_repository_runs_too(tmp_path: Path) 
     assert ended.returncode == 0, ended.stderr
     (result,) = json.loads(ended.stdout)["results"]
     assert (result["suite"], result["verdict"]) == ("strangers", "caught")
+
+
+KINDS = (
+    "vllm-project/vllm#41292", "vllm-project/vllm#49918", "vllm-project/vllm#53912", "vllm-project/vllm#47930",
+    "vllm-project/vllm#54360", "vllm-project/vllm#57716", "vllm-project/vllm#52531", "vllm-project/vllm#52383",
+    "vllm-project/vllm#40047", "vllm-project/vllm#52205", "vllm-project/vllm#53000", "vllm-project/vllm#8558",
+    "NVIDIA/cutlass#3279", "vllm-project/vllm#41623", "ROCm/FlyDSL#590", "ROCm/aiter#2900",
+    "vllm-project/vllm#52109", "vllm-project/vllm#51187", "pytorch/pytorch#146554", "vllm-project/vllm#46142",
+    "NVIDIA/TensorRT-LLM#16937", "vllm-project/vllm#52884", "karpathy/llm.c#851",
+    "flashinfer-ai/flashinfer-bench-starter-kit#21", "flashinfer-ai/flashinfer#2899",
+    "flashinfer-ai/flashinfer#3622", "ScalingIntelligence/KernelBench#165", "vllm-project/vllm#56644",
+    "google-deepmind/eval_hub#8", "SemiAnalysisAI/InferenceX#1580", "vllm-project/vllm#51798",
+)  # fmt: skip
+"""The kinds of fault that this project set out from, by one report each."""
+
+
+def test_every_kind_that_the_project_set_out_from_is_planted() -> None:
+    reports = {r.fault.report for r in registered_faults()}
+    assert [kind for kind in KINDS if kind not in reports] == []
+    assert len(KINDS) == 31
