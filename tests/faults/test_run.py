@@ -158,8 +158,10 @@ def test_a_strangers_suite_from_outside_the_repository_runs_too(tmp_path: Path) 
 
 
 KINDS = (
-    "vllm-project/vllm#41292", "vllm-project/vllm#49918", "vllm-project/vllm#53912", "vllm-project/vllm#47930",
-    "vllm-project/vllm#54360", "vllm-project/vllm#57716", "vllm-project/vllm#52531", "vllm-project/vllm#52383",
+    "vllm-project/vllm#41292", "vllm-project/vllm#49918", "vllm-project/vllm#53912",
+    "vllm-project/vllm#47930",
+    "vllm-project/vllm#54360", "vllm-project/vllm#57716", "vllm-project/vllm#52531",
+    "vllm-project/vllm#52383",
     "vllm-project/vllm#40047", "vllm-project/vllm#52205", "vllm-project/vllm#53000", "vllm-project/vllm#8558",
     "NVIDIA/cutlass#3279", "vllm-project/vllm#41623", "ROCm/FlyDSL#590", "ROCm/aiter#2900",
     "vllm-project/vllm#52109", "vllm-project/vllm#51187", "pytorch/pytorch#146554", "vllm-project/vllm#46142",
