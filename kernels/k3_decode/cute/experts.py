@@ -5,12 +5,13 @@ Scope: sm_90a (run), sm_100a and sm_103a (compiled). Latent and inter widths mul
 experts, 1 to 64 tokens, `tokens x top_k` at most 1024; ids of one token distinct; an id outside
 0..experts-1 is skipped. Weight scale bytes 1 to 254 (byte 0 counts as zero, byte 255 is refused by
 `prepare`). The launch must be able to hold one block on every multiprocessor at a time, and at least
-latent/32 blocks.
+latent/32 blocks. At one token the launch can select the experts itself (`router.choose` in every block).
 
 Layout: `latent` [B,L] bf16 (row stride a multiple of 8), `ids` int32 and `weights` fp32 [B,k] compact,
-`out` [B,L] bf16. `prepare` reorders the weights once at load (`mxfp4.py`): `w13` per expert and tile of 8
-gate + 8 up rows, its K slices one after another; `w2` per expert and tile of 16 rows. `workspace` holds the
-hidden rows (fp16 [B k, I]) and, at its start, counters that are zero between launches (zero it once).
+written where the launch selects, from `logits` fp32 [1,E] and `bias` fp32 [E]; `out` [B,L] bf16. `prepare`
+reorders the weights once at load (`mxfp4.py`): `w13` per expert and tile of 8 gate + 8 up rows, its K slices
+one after another; `w2` per expert and tile of 16 rows. `workspace` holds the hidden rows (fp16 [B k, I])
+and, at its start, counters that are zero between launches (zero it once).
 
 Schedule: persistent, one block a multiprocessor. Every block groups the tokens by expert
 (`token_lists.py`). Phase 1: units (expert, up to 4 of its tokens, tile), contiguous ranges a block; whole
@@ -32,8 +33,9 @@ every run; an expert's tokens do not influence each other. NaN and infinities pr
 
 Validation: `tests/k3_decode/cute/test_experts.py` compiles the variants for the three architectures and
 replays packing, decoding, fragment maps and block ranges on the CPU; its GPU tests compare cells with the
-float64 oracle. On an H200: TP 2, 4, 8, 16 and the small models, 1 to 64 tokens, hostile regimes, repeated
-and replayed launches (NOTES.md). sm_100a and sm_103a were never run.
+float64 oracle. On an H200: TP 1, 2, 4, 8, 16 and the small models, 1 to 64 tokens, hostile regimes,
+repeated and replayed launches, and the selecting launch bit for bit against router and experts; memcheck
+and racecheck as NOTES.md says. sm_100a and sm_103a were never run.
 """
 
 from collections.abc import Callable

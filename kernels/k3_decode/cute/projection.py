@@ -18,7 +18,9 @@ Validation: `tests/k3_decode/cute/test_projection.py` compiles the smoke variant
 architectures and runs the traced functions of every kind of plan on an emulated grid in numpy; its GPU
 tests compare with the float64 product and count compilations. On an H200 it was compared with the oracle
 at 1, 2, 3, 7, 8, 16, 17, 32 and 64 rows of the TP8 and TP16 shards, in every input regime at 5 rows, and
-on the canary and nano models (NOTES.md). Not run: compute-sanitizer, and anything on sm_100a and sm_103a.
+on the canary and nano models (NOTES.md); after the plans changed at 1, 7, 16, 17, 32 and 64 rows of TP1, 4,
+8 and 16. compute-sanitizer racecheck reports nothing in it (1, 16 and 40 rows). Not run: memcheck, and
+anything on sm_100a and sm_103a.
 """
 
 from collections.abc import Callable

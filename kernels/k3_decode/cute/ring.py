@@ -1,9 +1,9 @@
 """What the persistent kernels share: rings of bulk copies, the meeting of all blocks, and small exact
 pieces.
 
-A warp streams weights through its own ring: one barrier a stage, its lane 0 asks for a stage as soon as the
-warp has read it, so no other warp takes part. `arrive` and `wait_for` let blocks wait for each other's
-results; the grid must fit on the machine at once. The counters are zero before and after each launch.
+Weights stream through rings of stages: one barrier a stage, and whoever knows that a stage has been read
+asks for the next. `arrive` and `wait_for` let blocks wait for each other's results; the grid must fit on
+the machine at once. The counters are zero before and after each launch.
 """
 
 from functools import cache
