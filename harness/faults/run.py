@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from harness import __version__
+from harness.domain.errors import EvidenceError
 from harness.domain.faults import COLUMNS, FaultCell, FaultResult, FaultScore, FaultVerdict, Sighting
 from harness.domain.machine import Tier
 from harness.engines.packs import harness_digest, load_pack, pack_digest
@@ -45,7 +46,11 @@ class SuiteOptions:
 
 
 def run_suite(options: SuiteOptions, on_result: Callable[[FaultResult, int, int], None]) -> FaultScore:
-    """The score of this harness; `on_result` hears of each result, how many are done and of how many."""
+    """The score of this harness; `on_result` hears of each result, how many are done and of how many.
+
+    Raises `EvidenceError` where harness or pack changed meanwhile: such results belong to neither.
+    """
+    digests = _digests(options)
     chosen = [r for r in registered_faults() if not options.names or r.fault.name in options.names]
     folder = Path(mkdtemp(prefix="fasttrack-faults-"))
     results: dict[str, FaultResult] = {}
@@ -63,13 +68,22 @@ def run_suite(options: SuiteOptions, on_result: Callable[[FaultResult, int, int]
             waiting = _run_pool(options, folder, waiting, done)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    if digests != _digests(options):
+        raise EvidenceError(
+            "the harness or the pack was edited while the fault suite ran, so its results belong to no one "
+            "version; run it again from a tree that nobody edits, such as `git worktree add`"
+        )
     machine = read_machine()
     return FaultScore(
-        harness_version=__version__, harness_digest=harness_digest(), pack=options.pack,
-        pack_digest=pack_digest(load_pack(options.pack)), tier=options.tier, seed=options.seed,
+        harness_version=__version__, harness_digest=digests[0], pack=options.pack,
+        pack_digest=digests[1], tier=options.tier, seed=options.seed,
         created=datetime.now(UTC).replace(microsecond=0), cpu_model=machine.cpu_model,
         gpus=tuple(g.name for g in machine.gpus), results=tuple(results[r.fault.name] for r in chosen),
     )  # fmt: skip
+
+
+def _digests(options: SuiteOptions) -> tuple[str, str]:
+    return harness_digest(), pack_digest(load_pack(options.pack))
 
 
 def _run_pool(
