@@ -5,6 +5,7 @@ import os
 from harness.domain.bundle import ChangeReference, Environment
 from harness.domain.check import Check, Outcome, Samples, StageName, Status
 from harness.domain.errors import EvidenceError
+from harness.domain.machine import Gpu
 from harness.domain.plan import Plan
 from harness.domain.record import canonical_bytes, sha256_hex
 from harness.evidence.integrity import Notes, Rejudge, Work
@@ -23,7 +24,14 @@ from harness.evidence.run_folder import MAX_PLAN_BYTES
 from harness.evidence.samples import read_header, read_samples
 from harness.evidence.strict_json import load_record, parse_json, read_bounded
 
-__all__ = ["check_binding", "check_outcomes", "check_rederivation", "check_samples", "check_schemas"]
+__all__ = [
+    "check_binding",
+    "check_outcomes",
+    "check_rederivation",
+    "check_samples",
+    "check_schemas",
+    "has_planned_gpus",
+]
 
 STAGES = list(StageName)
 
@@ -67,7 +75,7 @@ def check_binding(work: Work, notes: Notes) -> None:
         for name, value in bound.items():
             if getattr(manifest, name) != value:
                 notes.wrong(MANIFEST, f"{name} is not the plan's: the parts come from different runs")
-        if manifest.machine.gpus != plan.machine.gpus:
+        if not has_planned_gpus(plan.machine.gpus, manifest.machine.gpus):
             notes.wrong(MANIFEST, "machine has other GPUs than the plan was made for")
     for check in plan.checks:
         proof = plan.policy.proof(check.stage)
@@ -78,6 +86,11 @@ def check_binding(work: Work, notes: Notes) -> None:
         for threshold in check.thresholds:
             if threshold.name in asked and threshold.value != asked[threshold.name]:
                 notes.wrong(check.id, f"threshold {threshold.name} is not the policy's")
+
+
+def has_planned_gpus(planned: tuple[Gpu, ...], here: tuple[Gpu, ...]) -> bool:
+    """Whether a machine is of the kind that a plan was made for; as for a worker, further GPUs are no fault."""
+    return here[: len(planned)] == planned if planned else not here
 
 
 def check_outcomes(work: Work, notes: Notes) -> None:

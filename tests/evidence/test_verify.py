@@ -18,6 +18,7 @@ from harness.domain.machine import Tier
 from harness.domain.plan import Plan
 from harness.domain.record import canonical_bytes, sha256_hex
 from harness.evidence.bundle import write_bundle
+from harness.evidence.consistency import has_planned_gpus
 from harness.evidence.names import samples_folder
 from harness.evidence.replanning import is_same_question
 from harness.evidence.run_folder import open_run
@@ -425,6 +426,14 @@ def test_costs_and_what_a_machine_cannot_run_are_no_other_question(bundle: Path,
         return Replanned(made.harness_digest, made.pack_digest, tuple(checks))
 
     assert verify(bundle, judge, replan).state is BundleState.VERIFIED
+
+
+def test_a_plan_for_one_gpu_may_run_beside_a_second_and_on_no_other_kind() -> None:
+    h200, b200 = (Gpu(name=name, arch="sm_90a", memory_bytes=1) for name in ("NVIDIA H200", "NVIDIA B200"))
+    assert has_planned_gpus((h200,), (h200, h200))
+    assert not has_planned_gpus((h200, h200), (h200,))
+    assert not has_planned_gpus((h200,), (b200, h200))
+    assert not has_planned_gpus((), (h200,))
 
 
 def test_forged_samples_that_break_a_judge_are_a_problem_not_a_crash(bundle: Path) -> None:
