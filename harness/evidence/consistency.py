@@ -89,7 +89,7 @@ def check_binding(work: Work, notes: Notes) -> None:
 
 
 def has_planned_gpus(planned: tuple[Gpu, ...], here: tuple[Gpu, ...]) -> bool:
-    """Whether a machine is of the kind that a plan was made for; as for a worker, further GPUs are no fault."""
+    """Whether a machine is of the kind a plan was made for; as for a worker, further GPUs are no fault."""
     return here[: len(planned)] == planned if planned else not here
 
 

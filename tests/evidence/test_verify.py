@@ -14,7 +14,7 @@ import pytest
 
 from harness.domain.bundle import BundleState, Environment, Manifest, Verification
 from harness.domain.check import Check, Figure, Outcome, Samples, SampleTable, Status, Threshold
-from harness.domain.machine import Tier
+from harness.domain.machine import Gpu, Tier
 from harness.domain.plan import Plan
 from harness.domain.record import canonical_bytes, sha256_hex
 from harness.evidence.bundle import write_bundle
