@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from k3_decode.canary import vocabulary
-from k3_decode.canary.curriculum import KINDS, Batch, Layout, Schedule, make_batch
+from k3_decode.canary.curriculum import KINDS, USUAL_ALARMS, Batch, Layout, Schedule, make_batch
 from k3_decode.canary.export import load_network, write_weights
 from k3_decode.canary.kda import check_chunked, chunked, naive
 from k3_decode.canary.network import Network, Wrongs, forward, pieces
@@ -257,7 +257,9 @@ def main(arguments: list[str] | None = None) -> None:
     mix = context.Array("d", list(schedule.mix(0.0, len(layouts))))
     batches: mp.Queue[Batch] = context.Queue(maxsize=24)
     for w in range(args.workers):
-        context.Process(target=_work, args=(1000 * args.seed + w, batches, layouts, mix), daemon=True).start()
+        context.Process(
+            target=_work, args=(1000 * args.seed + w, batches, layouts, mix, args.alarms), daemon=True
+        ).start()
     torch.manual_seed(args.seed)
     device, is_compiled = "cpu" if args.cpu else "cuda", not (args.cpu or args.eager)
     trainer = Trainer(shapes, layouts, schedule, device, is_compiled, args.init, args.soften)
@@ -371,12 +373,16 @@ def _check(trainer: Trainer, is_final: bool) -> dict[str, object]:
 
 
 def _work(
-    seed: int, batches: "mp.Queue[Batch]", layouts: list[Layout], mix: "SynchronizedArray[float]"
+    seed: int,
+    batches: "mp.Queue[Batch]",
+    layouts: list[Layout],
+    mix: "SynchronizedArray[float]",
+    alarms: list[str],
 ) -> None:
     rng = np.random.default_rng(seed)
     while True:
         p = np.array(mix[:])
-        batches.put(make_batch(rng, layouts, int(rng.choice(len(layouts), p=p / p.sum()))))
+        batches.put(make_batch(rng, layouts, int(rng.choice(len(layouts), p=p / p.sum())), alarms))
 
 
 @torch.no_grad()
@@ -431,6 +437,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=1)
     add("--workers", type=int, default=12, help="data processes")
     add("--init", type=Path, help="continue these exported weights with the late curriculum")
+    add("--alarms", nargs="+", choices=KINDS, default=list(USUAL_ALARMS), help="kinds of counterfactual rows")
     add("--soften", type=float, help="scale MLA's queries by this first, and train on without their weights")
     add("--resume", action="store_true", help="go on from DIR/checkpoint.pt")
     add("--cpu", action="store_true", help="dry run")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from k3_decode.canary.curriculum import Layout, Schedule, make_batch
+from k3_decode.canary.curriculum import KINDS, Layout, Schedule, make_batch
 from k3_decode.canary.export import (
     load_network,
     mxfp4_packed,
@@ -141,11 +141,12 @@ def test_an_export_of_what_was_loaded_holds_the_same_values(tmp_path: Path) -> N
 
 def test_a_counterfactual_row_has_one_part_wrong_and_only_where_the_model_writes() -> None:
     layouts = [Layout.of(256, 256 * 256)]
-    batch = make_batch(np.random.default_rng(0), layouts, 0)
+    batch = make_batch(np.random.default_rng(0), layouts, 0, KINDS)
     assert layouts[0].counterfactual == (16, 16)
     by_row = np.asarray(batch.wrong.any(2))
     assert by_row.any(1).tolist() == [True, True, True]
     assert by_row.sum(0).max() == 1
+    assert not make_batch(np.random.default_rng(0), layouts, 0).wrong[KINDS.index("scale")].any()
     assert not (batch.wrong.any(0) & ~batch.supervised[:32]).any()
 
 
