@@ -17,7 +17,7 @@ __all__ = [
     "BoundLayer",
     "ChainOptions",
     "Layout",
-    "ASIDE_FROM",
+    "ASIDE_ROWS",
     "bind_layer",
     "share_of",
 ]
@@ -25,9 +25,12 @@ __all__ = [
 Layout = Literal["whole", "sharded"]
 
 
-ASIDE_FROM = 2
-"""Rows from which the shared expert runs beside router and experts on a GPU, which then leave memory idle. At
-one row its products ride along with the MoE front's: a launch less, 0.7 us more of 75 (H200, TP8)."""
+ASIDE_ROWS = range(2, 9)
+"""Rows at which the shared expert runs beside router and experts on a GPU, which then leave memory idle.
+
+Elsewhere its products ride along with the MoE front's: at one row that is a launch less for 0.7 us of 75
+(H200, TP8); above eight nobody has measured which is faster.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,8 @@ class ChainOptions:
     """Buffers that an exchange rotates over, layer by layer."""
     copies: int = 1
     """Places that a rank's part of an exchange is stored to; where one rank runs alone, a place for each."""
-    aside_from: int = ASIDE_FROM
-    """Rows from which the shared expert has a stream of its own; a CPU has none."""
+    aside: range = ASIDE_ROWS
+    """Rows at which the shared expert has a stream of its own; a CPU has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ def bind_layer(table: OpTable, layer: LayerWeights, shapes: RankShapes, options:
             return weight[share_of(weight.shape[0], shapes.tp, options.rank)]
 
         shared_down = table["projection"].prepare(weight=ffn.shared_down)
-        if device_type != "cpu" and options.max_rows >= options.aside_from:
+        if device_type != "cpu" and options.aside and options.max_rows >= options.aside[0]:
             mlp = table["situ_mlp"].prepare(gate_up_weight=ffn.shared_gate_up, down_weight=ffn.shared_down)
         front = table["moe_front"].prepare(
             router_weight=own(ffn.router_weight),

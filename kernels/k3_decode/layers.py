@@ -198,7 +198,7 @@ class LayerChain:
         assert layer.shared_down is not None
         assert layer.tail is not None
         logits, latent = use["logits"][slot, 0], use["latent"][slot, 0]
-        is_aside = self._has_streams and len(use["x"]) >= self._options.aside_from
+        is_aside = self._has_streams and len(use["x"]) in self._options.aside
         if is_aside:
             self._begin_aside(use, layer)
         self.run(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from k3_decode.bound_layers import ASIDE_FROM
+from k3_decode.bound_layers import ASIDE_ROWS
 from k3_decode.decode import calls_of_a_step
 from k3_decode.dispatch import Decision, load_guard
 from k3_decode.engine import Engine, EngineOptions
@@ -66,7 +66,7 @@ def launches_of_a_step(spec: SessionSpec, rows: int) -> dict[str, int]:
     """Kernel launches by op that one optimised step of `rows` rows makes, over all ranks."""
     shapes = PRESETS[spec.model]
     table = _ops(spec, shapes)
-    calls_of = calls_of_a_step(shapes, is_aside=spec.implementation == "cute" and rows >= ASIDE_FROM)
+    calls_of = calls_of_a_step(shapes, is_aside=spec.implementation == "cute" and rows in ASIDE_ROWS)
     return {op: calls * table[op].launches_of(rows) * spec.tp for op, calls in calls_of.items()}
 
 

@@ -133,7 +133,7 @@ class Bench:
         for rows in self.arguments.variants:
             name = f"{last}.aside{rows}"
             arms[name] = OptimisedArm(
-                self.layers, case, self.memory(case), self.table, layout=last, aside_from=rows
+                self.layers, case, self.memory(case), self.table, layout=last, aside=range(rows, 65)
             )
             arms[name].fill_peers(whole)
         cores = (

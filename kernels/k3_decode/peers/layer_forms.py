@@ -36,8 +36,8 @@ def forms_of(cases: Sequence[Case], layouts: Sequence[Layout]) -> list[Form]:
             pages = case.requests * (case.context // 64 + 1) + 2
             pool = torch.empty((pages, 64, 576), dtype=torch.bfloat16, device=generator.device)
             memory = make_memory(case, 1, pool, generator)
-            for layout, aside_from in product(layouts, (1, case.requests + 1)):
-                OptimisedArm([layer], case, memory, table, layout=layout, aside_from=aside_from).step()
+            for layout, aside in product(layouts, (range(1, 65), range(0))):
+                OptimisedArm([layer], case, memory, table, layout=layout, aside=aside).step()
     return forms
 
 
