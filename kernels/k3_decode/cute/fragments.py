@@ -27,6 +27,7 @@ __all__ = [
     "load_f32",
     "load_f32x4",
     "load_long",
+    "load_matrices",
     "load_matrix_transposed",
     "load_pair",
     "log2",
@@ -36,18 +37,22 @@ __all__ = [
     "pick",
     "reciprocal",
     "shared_load_f32x2",
+    "shared_load_pair",
     "shared_load_f32x4",
     "shared_store_bf16",
     "shared_store_f32x2",
+    "shared_store_f32x2_if",
     "shared_store_f32x4",
     "shared_store_word",
     "sigmoid",
+    "sort_bytes",
     "store_f32",
     "store_f32x4_if",
     "store_pair_if",
     "store_remote_f32",
     "store_remote_f32x2",
     "store_remote_word",
+    "store_remote_words",
     "store_word_if",
     "sum_lanes",
     "widen_fp8",
@@ -159,6 +164,16 @@ def store_remote_f32(address: Int32, value: Float32) -> None:
     asm("st.shared::cluster.f32 [$0], $1;", "r,f", [address, value])
 
 
+def load_matrices(address: Int32, count: int) -> tuple[Int32, ...]:
+    """1, 2 or 4 8x8 bf16 matrices by `ldmatrix`; a lane l below 8 `count` gives the address of row l%8 of
+    matrix l//8.
+    """
+    places = ",".join(f"${i}" for i in range(count))
+    template = f"ldmatrix.sync.aligned.m8n8.x{count}.shared.b16 {{{places}}}, [${count}];"
+    words = asm(template, ",".join(["=r"] * count + ["r"]), [address], [Int32] * count)
+    return (words,) if count == 1 else tuple(words)
+
+
 def load_matrix_transposed(address: Int32) -> Words:
     """Four 8x8 bf16 matrices by `ldmatrix.trans`; lane l gives the row address of row l%8 of matrix l//8."""
     template = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0,$1,$2,$3}, [$4];"
@@ -201,6 +216,12 @@ def shared_store_f32x2(address: Int32, low: Float32, high: Float32) -> None:
     asm("st.shared.v2.f32 [$0], {$1,$2};", "r,f,f", [address, low, high])
 
 
+def shared_store_f32x2_if(address: Int32, low: Float32, high: Float32, condition: Int32) -> None:
+    """Two fp32 to shared memory where `condition` is not 0."""
+    template = "{.reg .pred p; setp.ne.b32 p, $3, 0; @p st.shared.v2.f32 [$0], {$1,$2};}"
+    asm(template, "r,f,f,r", [address, low, high, condition])
+
+
 def shared_load_f32x2(address: Int32) -> tuple[Float32, Float32]:
     """Two fp32 of shared memory."""
     values: tuple[Float32, Float32] = asm(
@@ -209,11 +230,29 @@ def shared_load_f32x2(address: Int32) -> tuple[Float32, Float32]:
     return values
 
 
+def shared_load_pair(address: Int32) -> tuple[Int32, Int32]:
+    """8 bytes of shared memory."""
+    words: tuple[Int32, Int32] = asm("ld.shared.v2.b32 {$0,$1}, [$2];", "=r,=r,r", [address], [Int32] * 2)
+    return words
+
+
+def sort_bytes(word: Int32) -> Int32:
+    """The even bytes, then the odd ones."""
+    return asm("prmt.b32 $0, $1, 0, 0x3120;", "=r,r", [word], [Int32], is_pure=True)
+
+
 def store_remote_word(address: Int32, word: Int32) -> None:
     """4 bytes to the shared memory of a block of the cluster; a cluster barrier must follow before they are
     read.
     """
     asm("st.shared::cluster.b32 [$0], $1;", "r,r", [address, word])
+
+
+def store_remote_words(address: Int32, words: Words) -> None:
+    """16 bytes to the shared memory of a block of the cluster; a cluster barrier must follow before they are
+    read.
+    """
+    asm("st.shared::cluster.v4.b32 [$0], {$1,$2,$3,$4};", "r,r,r,r,r", [address, *words])
 
 
 def pack_fp8(values: list[Float32]) -> Int32:

@@ -8,14 +8,14 @@ Layout: one block works on 16 (row, head) pairs of one request and on one split 
 have the copy engine load tiles of 32 tokens row by row into a ring of stages, and 8 warps share each
 tile. Scores: warp w multiplies 8 tokens with one half of the 576 columns (queries stay in registers);
 softmax: 2 pairs a warp, a token a lane; values: 64 of 512 columns a warp. The softmax of a tile overlaps
-with the values of the tile before: scores and probabilities have two buffers each, so bf16 needs one
-barrier a tile. `query` [B,H,576] bf16 (token stride free), `cache` [pages,64,576] (page stride free),
-`block_table` int32 [R,max_pages], `lengths` int32 [R] are read after the wait. Written: `partial`
-[S,B,H,512] bf16 and `partial_lse` [S,B,H] fp32, which `mla_value` merges; with one split these are `out`
-and `lse` of the op's contract. With more, `mla_attend` merges them in a second kernel when the caller
-gives the workspace.
+with the values of the tile before: scores and probabilities have two buffers each, so that one barrier a
+tile suffices. Keys and values of an fp8 cache become bf16 in registers, four neighbouring columns a lane.
+`query` [B,H,576] bf16 (token stride free), `cache` [pages,64,576] (page stride free), `block_table` int32
+[R,max_pages], `lengths` int32 [R] are read after the wait. Written: `partial` [S,B,H,512] bf16 and
+`partial_lse` [S,B,H] fp32, which `mla_value` merges; with one split these are `out` and `lse` of the op's
+contract. With more, `mla_attend` merges them in a second kernel when the caller gives the workspace.
 
-Numerics: scores by mma with fp32 accumulation over 48 columns, those sums added in fp32; online softmax
+Numerics: scores by mma with fp32 accumulation over 48 or 64 columns, those sums added in fp32; online softmax
 in fp32 over tiles in ascending order, peaks kept unscaled, so that lse = fma(peak, scale, ln(sum)) rounds
 once more only; probabilities are rounded to bf16 before they meet the values, their sum is not; fp8
 values are exact in bf16 and `kv_scale` multiplies scores and results. lse is the natural logarithm.
@@ -52,7 +52,7 @@ LATENT, ROPE = 512, 64
 ROW = LATENT + ROPE
 PAGE_SIZE = 64
 TILE = 32
-STAGES = 4
+STAGES, FP8_STAGES = 4, 8
 """Tiles in shared memory: one read for its values, one for its scores, the rest on their way."""
 WARPS = 8
 THREADS = 32 * WARPS
@@ -105,17 +105,14 @@ def _attend(
     heads = query.shape[1]
     pairs = rows * heads
     own_tokens = TILE // loaders
-    # Who tells that a stage is free: a lane of each warp; with fp8 every thread, as each reads for itself.
-    readers = THREADS if is_fp8 else WARPS
-    readers_a_warp = 1 if is_fp8 else 32
     first_pair = pair_tile * PAIRS
 
-    stage_bytes = TILE * (FP8_PITCH if is_fp8 else PITCH)
+    row_bytes, row_pitch = (ROW, FP8_PITCH) if is_fp8 else (ROW * 2, PITCH)
+    stage_bytes = TILE * row_pitch
     score_bytes, probability_bytes = 2 * PAIRS * SCORE_PITCH * 4, PAIRS * PROBABILITY_PITCH
     stages_at = cute.arch.get_dyn_smem(Uint8, 128).toint()
-    # Where queries pass through: the last stage, or with fp8 the first of two tiles of widened values.
-    work_at = stages_at + (stages if is_fp8 else stages - 1) * stage_bytes
-    scores_at = stages_at + stages * stage_bytes + (2 * TILE * PITCH if is_fp8 else 0)
+    work_at = stages_at + (stages - 1) * stage_bytes
+    scores_at = stages_at + stages * stage_bytes
     probabilities_at = scores_at + 2 * score_bytes
     rescale_at = probabilities_at + 2 * probability_bytes
     barriers = cute.arch.alloc_smem(Int64, 2 * stages, 8)
@@ -123,11 +120,8 @@ def _attend(
     if tid == 0:
         for i in cutlass.range_constexpr(stages):
             cute.arch.mbarrier_init(barriers + i, loaders)
-            cute.arch.mbarrier_init(barriers + stages + i, readers)
+            cute.arch.mbarrier_init(barriers + stages + i, WARPS)
         cute.arch.mbarrier_init_fence()
-    # Before the first tile the values see no probabilities, and sums of 0 that they rescale by 0.
-    if tid < (2 * probability_bytes + 2 * PAIRS * 4) // 16:
-        ins.shared_store(probabilities_at + tid * 16, (Int32(0), Int32(0), Int32(0), Int32(0)))
     cute.arch.griddepcontrol_launch_dependents()
     cute.arch.sync_threads()
     cute.arch.griddepcontrol_wait()
@@ -138,30 +132,31 @@ def _attend(
     first = cutlass.min(each * split, tiles)
     end = cutlass.min(first + each, tiles)
 
-    element = 1 if cutlass.const_expr(is_fp8) else 2
+    element = 1 if is_fp8 else 2
     table_at = ins.byte_address(block_table) + Int64(request) * block_table.stride[0] * 4
     cache_at = ins.byte_address(cache)
     page_bytes = Int64(cache.stride[0]) * element
     token_bytes = Int64(cache.stride[1]) * element
-    row_pitch = FP8_PITCH if cutlass.const_expr(is_fp8) else PITCH
 
-    # Queries by way of shared memory into registers; their readers free the last stage for the first time.
+    # Queries by way of the last stage into registers; their readers free it for the first time.
     half, token_group = warp // 4 % 2, warp % 4
-    half_bytes = half * (ROW // 2 * 2)
+    half_bytes = half * (row_bytes // 2)
     queries = [(Int32(0), Int32(0), Int32(0), Int32(0)) for _ in range(HALF_STEPS)]
     if warp < WARPS and first < end:
         _stage_queries(query, work_at, request * rows, first_pair, pairs, heads, tid)
         cute.arch.cp_async_commit_group()
         cute.arch.cp_async_wait_group(0)
         cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=THREADS)
-        queries_at = work_at + lane % 16 * PITCH + lane // 16 * 16 + half_bytes
-        queries = [ins.load_matrix(queries_at + k * 32) for k in range(HALF_STEPS)]
+        if cutlass.const_expr(is_fp8):
+            queries_at = work_at + quad * PITCH + half * ROW + quarter * 8
+            queries = [_spread_query(queries_at + k * 32) for k in range(HALF_STEPS)]
+        else:
+            queries_at = work_at + lane % 16 * PITCH + lane // 16 * 16 + half_bytes
+            queries = [ins.load_matrix(queries_at + k * 32) for k in range(HALF_STEPS)]
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
-        if lane % readers_a_warp == 0:
+        if lane == 0:
             cute.arch.mbarrier_arrive(barriers + (2 * stages - 1))
-        if cutlass.const_expr(is_fp8):
-            cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=THREADS)
 
     score_scale = scale * frag.LOG2E
     # What a softmax lane knows of its two pairs: the last token each may see.
@@ -172,8 +167,10 @@ def _attend(
     mixed = [(Float32(0.0), Float32(0.0), Float32(0.0), Float32(0.0)) for _ in range(8)]
     stage = Int32(0)
     phase = Int32(0)
-    keys_lane = (token_group * 8 + lane % 8) * PITCH + half_bytes + lane // 8 * 16
-    values_lane = lane % 16 * PITCH + warp * 128 + lane // 16 * 16
+    keys_lane = (token_group * 8 + lane % 8) * row_pitch + half_bytes + lane // 8 * 16
+    values_lane = lane * FP8_PITCH + warp * 64
+    if cutlass.const_expr(not is_fp8):
+        values_lane = lane % 16 * PITCH + warp * 128 + lane // 16 * 16
     score_lane = scores_at + (warp * 2 * SCORE_PITCH + lane) * 4
     score_place = scores_at + ((half * PAIRS + quad) * SCORE_PITCH + token_group * 8 + quarter * 2) * 4
     share_lane = probabilities_at + warp * 2 * PROBABILITY_PITCH + lane * 2
@@ -199,66 +196,49 @@ def _attend(
                     barriers + (stages + stage), phase if stage == stages - 1 else 1 - phase
                 )
                 taken = cutlass.max(cutlass.min(valid - (warp - WARPS) * own_tokens, own_tokens), 0)
-                frag.expect_bytes_if(barriers_at + stage * 8, taken * (ROW * element), Int32(lane == 0))
+                frag.expect_bytes_if(barriers_at + stage * 8, taken * row_bytes, Int32(lane == 0))
                 cute.arch.sync_warp()
                 to = stage_at + own_token * row_pitch
-                frag.bulk_load_if(
-                    to, from_at, Int32(ROW * element), barriers_at + stage * 8, Int32(lane < taken)
-                )
+                frag.bulk_load_if(to, from_at, Int32(row_bytes), barriers_at + stage * 8, Int32(lane < taken))
         else:
-            keys_at = work_at + buffer * (TILE * PITCH) if cutlass.const_expr(is_fp8) else stage_at
             if tile < end:
                 cute.arch.mbarrier_wait(barriers + stage, phase)
-                if cutlass.const_expr(is_fp8):
-                    _widen(stage_at, keys_at, valid, tid)
-                    cute.arch.mbarrier_arrive(barriers + (stages + stage))
+                if valid < TILE:
+                    pieces = row_bytes // 16
+                    for i in cutlass.range_constexpr((TILE * pieces + THREADS - 1) // THREADS):
+                        piece = tid + i * THREADS
+                        token = piece // pieces
+                        if token >= valid and token < TILE:
+                            hole = stage_at + token * row_pitch + piece % pieces * 16
+                            ins.shared_store(hole, (Int32(0), Int32(0), Int32(0), Int32(0)))
                     cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=THREADS)
-                else:
-                    if valid < TILE:
-                        for i in cutlass.range_constexpr((TILE * ROW * 2 // 16 + THREADS - 1) // THREADS):
-                            piece = tid + i * THREADS
-                            token = piece // (ROW * 2 // 16)
-                            if token >= valid and token < TILE:
-                                hole = keys_at + token * PITCH + piece % (ROW * 2 // 16) * 16
-                                ins.shared_store(hole, (Int32(0), Int32(0), Int32(0), Int32(0)))
-                        cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=THREADS)
-                scores = _scores(queries, keys_at + keys_lane)
+                scores = _scores(queries, stage_at + keys_lane, is_fp8)
                 spot = score_place + buffer * score_bytes
                 frag.shared_store_f32x2(spot, scores[0], scores[1])
                 frag.shared_store_f32x2(spot + 8 * SCORE_PITCH * 4, scores[2], scores[3])
             cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=THREADS)
 
-            # In the first round any tile does, as its probabilities are 0.
-            old_at = stages_at + old_stage * stage_bytes
-            if cutlass.const_expr(is_fp8):
-                old_at = work_at + frag.choose_word(Int32(tile == first), buffer, 1 - buffer) * (TILE * PITCH)
-            is_new = Int32(tile < end)
-            visible = [is_new * Int32(tile * TILE + lane <= limit) for limit in limits]
-            shares, rescales, peaks = _softmax(score_lane + buffer * score_bytes, visible, peaks, score_scale)
-            totals = [
-                total * rescale + share
-                for total, rescale, share in zip(totals, rescales, shares, strict=True)
-            ]
-            old_buffer = 1 - buffer
-            old_rescale = rescale_at + old_buffer * (PAIRS * 4) + quad * 4
-            low, high = ins.shared_load_f32(old_rescale), ins.shared_load_f32(old_rescale + 32)
-            weights = [
-                ins.load_matrix(weights_lane + old_buffer * probability_bytes + k * 32)
-                for k in range(TILE // 16)
-            ]
-            mixed = _mixed(mixed, low, high, weights, old_at + values_lane)
-            frag.shared_store_bf16(share_lane + buffer * probability_bytes, shares[0])
-            frag.shared_store_bf16(share_lane + buffer * probability_bytes + PROBABILITY_PITCH, shares[1])
-            if lane == 0:
-                frag.shared_store_f32x2(
-                    rescale_at + buffer * (PAIRS * 4) + warp * 8, rescales[0], rescales[1]
-                )
-            if cutlass.const_expr(is_fp8):
-                cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=THREADS)
+            visible = [Int32(tile * TILE + lane <= limit) for limit in limits]
+            score_at = score_lane + buffer * score_bytes
+            share_at = share_lane + buffer * probability_bytes
+            rescale_to = rescale_at + buffer * (PAIRS * 4) + warp * 8
+            old_at = stages_at + old_stage * stage_bytes + values_lane
+            old_weights = weights_lane + (1 - buffer) * probability_bytes
+            old_rescale = rescale_at + (1 - buffer) * (PAIRS * 4) + quad * 4
+            if tile > first and tile < end:
+                shares, rescales, peaks = _softmax(score_at, visible, peaks, score_scale)
+                totals = _grown(totals, rescales, shares)
+                mixed = _mixed(mixed, old_rescale, old_weights, old_at, is_fp8)
+                _publish(share_at, shares, rescale_to, rescales, lane)
+            elif tile > first:
+                mixed = _mixed(mixed, old_rescale, old_weights, old_at, is_fp8)
             else:
-                cute.arch.sync_warp()
-                if lane == 0 and tile > first:
-                    cute.arch.mbarrier_arrive(barriers + (stages + old_stage))
+                shares, rescales, peaks = _softmax(score_at, visible, peaks, score_scale)
+                totals = _grown(totals, rescales, shares)
+                _publish(share_at, shares, rescale_to, rescales, lane)
+            cute.arch.sync_warp()
+            if lane == 0 and tile > first:
+                cute.arch.mbarrier_arrive(barriers + (stages + old_stage))
         old_stage = stage
         stage = stage + 1
         if stage == stages:
@@ -286,10 +266,22 @@ def _attend(
                 pair = first_pair + quad + 8 * i
                 scale = ins.shared_load_f32(rescale_at + (quad + 8 * i) * 4)
                 to_row = partial_at + (token_at + Int64(pair // heads)) * partial.stride[1] * 2
-                to_row = to_row + Int64(pair % heads * (LATENT * 2) + warp * 128 + quarter * 4)
-                for n in cutlass.range_constexpr(8):
-                    word = ins.pack_halves(mixed[n][2 * i] * scale, mixed[n][2 * i + 1] * scale)
-                    frag.store_word_if(to_row + n * 16, word, Int32(pair < pairs))
+                to_row = to_row + Int64(pair % heads * (LATENT * 2) + warp * 128)
+                for n in cutlass.range_constexpr(4):
+                    left, right = mixed[2 * n], mixed[2 * n + 1]
+                    values = [
+                        value * scale for value in (*left[2 * i : 2 * i + 2], *right[2 * i : 2 * i + 2])
+                    ]
+                    if cutlass.const_expr(is_fp8):
+                        # Even columns left, odd ones right: a lane has four neighbours.
+                        words = (ins.pack_halves(values[0], values[2]), ins.pack_halves(values[1], values[3]))
+                        frag.store_pair_if(to_row + n * 32 + Int64(quarter * 8), words, Int32(pair < pairs))
+                    else:
+                        at = to_row + n * 32 + Int64(quarter * 4)
+                        frag.store_word_if(at, ins.pack_halves(values[0], values[1]), Int32(pair < pairs))
+                        frag.store_word_if(
+                            at + 16, ins.pack_halves(values[2], values[3]), Int32(pair < pairs)
+                        )
     if tid + pair_tile + split + request == 0:
         ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
 
@@ -411,57 +403,79 @@ def _softmax(
     return shares, rescales, new
 
 
-def _widen(from_at: Int32, to: Int32, valid: Int32, tid: Int32) -> None:
-    """A tile of e4m3 as bf16, zeros past the valid tokens; 8 threads a token.
-
-    Four of them store the upper 16 of their 32 bytes first, so that the 8 fill all banks at once.
-    """
-    token, place = tid // (THREADS // TILE), tid % (THREADS // TILE)
-    is_kept, is_upper = Int32(token < valid), Int32(place >= THREADS // TILE // 2)
-    from_row, to_row = from_at + token * FP8_PITCH, to + token * PITCH
-    parts = ROW // 16
-    for first in range(0, parts, THREADS // TILE):
-        part = cutlass.min(place + first, parts - 1)
-        words = ins.shared_load(from_row + part * 16)
-        wide = [frag.mask_word(half, is_kept) for word in words for half in frag.widen_fp8(word)]
-        early = [frag.choose_word(is_upper, wide[i + 4], wide[i]) for i in range(4)]
-        late = [frag.choose_word(is_upper, wide[i], wide[i + 4]) for i in range(4)]
-        spot = to_row + part * 32
-        ins.shared_store(spot + is_upper * 16, (early[0], early[1], early[2], early[3]))
-        ins.shared_store(spot + 16 - is_upper * 16, (late[0], late[1], late[2], late[3]))
+def _spread_query(at: Int32) -> ins.Words:
+    """Rows `quad` and `quad` + 8 of 16 columns in the order in which e4m3 keys come: 4 neighbours a lane."""
+    low, high = frag.shared_load_pair(at), frag.shared_load_pair(at + 8 * PITCH)
+    return low[0], high[0], low[1], high[1]
 
 
-def _scores(queries: list[ins.Words], keys_at: Int32) -> list[Float32]:
+def _grown(totals: list[Float32], rescales: list[Float32], shares: list[Float32]) -> list[Float32]:
+    return [t * rescale + share for t, rescale, share in zip(totals, rescales, shares, strict=True)]
+
+
+def _publish(
+    share_at: Int32, shares: list[Float32], rescale_at: Int32, rescales: list[Float32], lane: Int32
+) -> None:
+    """Probabilities of a warp's two pairs, and the factors of what came before, for all warps."""
+    frag.shared_store_bf16(share_at, shares[0])
+    frag.shared_store_bf16(share_at + PROBABILITY_PITCH, shares[1])
+    frag.shared_store_f32x2_if(rescale_at, rescales[0], rescales[1], Int32(lane == 0))
+
+
+def _key_words(keys_at: Int32, first: int, end: int, is_fp8: bool) -> list[tuple[Int32, Int32]]:
+    """8 tokens x 16 columns for each step of a range that begins with a matrix load."""
+    words: list[tuple[Int32, Int32]] = []
+    if is_fp8:
+        for step in range(first, end, 4):
+            matrices = frag.load_matrices(keys_at + step * 16, min(end - step, 4))
+            words += [frag.widen_fp8(matrix) for matrix in matrices]
+        return words
+    for step in range(first, end, 2):
+        b = ins.load_matrix(keys_at + step * 32)
+        words += [(b[0], b[1]), (b[2], b[3])]
+    return words
+
+
+def _scores(queries: list[ins.Words], keys_at: Int32, is_fp8: bool) -> list[Float32]:
     """16 pairs x 8 tokens over half of the columns.
 
-    Sums of 48 columns, two at a time so that the tensor cores need not wait, are added in fp32, as a tensor
-    core drops low bits at every step.
+    Sums of 48 or 64 columns, two at a time so that the tensor cores need not wait, are added in fp32, as a
+    tensor core drops low bits at every step.
     """
     total = [Float32(0.0)] * 4
-    for first in range(0, HALF_STEPS, 6):
+    for first, end in ((0, 8), (8, 16), (16, 18)) if is_fp8 else ((0, 6), (6, 12), (12, 18)):
+        words = _key_words(keys_at, first, end, is_fp8)
         chains = [(Float32(0.0), Float32(0.0), Float32(0.0), Float32(0.0)) for _ in range(2)]
-        for step in range(first, first + 6, 2):
-            b = ins.load_matrix(keys_at + step * 32)
-            chains[0] = ins.mma_bf16(queries[step], (b[0], b[1]), chains[0])
-            chains[1] = ins.mma_bf16(queries[step + 1], (b[2], b[3]), chains[1])
+        for step in range(first, end):
+            chains[step % 2] = ins.mma_bf16(queries[step], words[step - first], chains[step % 2])
         total = [t + (x + y) for t, x, y in zip(total, *chains, strict=True)]
     return total
 
 
+def _value_words(values_at: Int32, n: int, is_fp8: bool) -> list[list[Int32]]:
+    """32 tokens x two times 8 columns, 8 tokens a word: neighbours in bf16; with fp8 even columns and odd."""
+    if is_fp8:
+        matrices = frag.load_matrix_transposed(values_at + n * 16)
+        wide = [frag.widen_fp8(frag.sort_bytes(matrix)) for matrix in matrices]
+        return [[pair[0] for pair in wide], [pair[1] for pair in wide]]
+    first = frag.load_matrix_transposed(values_at + n * 32)
+    second = frag.load_matrix_transposed(values_at + n * 32 + 16 * PITCH)
+    return [[first[0], first[1], second[0], second[1]], [first[2], first[3], second[2], second[3]]]
+
+
 def _mixed(
-    mixed: list[tuple[Float32, ...]], low: Float32, high: Float32, weights: list[ins.Words], values_at: Int32
+    mixed: list[tuple[Float32, ...]], rescale_at: Int32, weights_at: Int32, values_at: Int32, is_fp8: bool
 ) -> list[tuple[Float32, ...]]:
     """Rescaled sums plus probabilities x values of one tile, 64 columns."""
+    low, high = ins.shared_load_f32(rescale_at), ins.shared_load_f32(rescale_at + 32)
+    weights = [ins.load_matrix(weights_at + k * 32) for k in range(TILE // 16)]
     result = []
-    for pair in range(4):
-        left, right = mixed[2 * pair], mixed[2 * pair + 1]
-        left = (left[0] * low, left[1] * low, left[2] * high, left[3] * high)
-        right = (right[0] * low, right[1] * low, right[2] * high, right[3] * high)
-        for k in range(TILE // 16):
-            b = frag.load_matrix_transposed(values_at + k * 16 * PITCH + pair * 32)
-            left = ins.mma_bf16(weights[k], (b[0], b[1]), left)
-            right = ins.mma_bf16(weights[k], (b[2], b[3]), right)
-        result += [left, right]
+    for n in range(4):
+        for words, old in zip(_value_words(values_at, n, is_fp8), mixed[2 * n : 2 * n + 2], strict=True):
+            sums: tuple[Float32, ...] = (old[0] * low, old[1] * low, old[2] * high, old[3] * high)
+            for k in range(TILE // 16):
+                sums = ins.mma_bf16(weights[k], (words[2 * k], words[2 * k + 1]), sums)
+            result.append(sums)
     return result
 
 
@@ -526,7 +540,7 @@ def _launch_merge(
 
 
 def _shared_bytes(is_fp8: bool, stages: int) -> int:
-    tiles = stages * TILE * FP8_PITCH + 2 * TILE * PITCH if is_fp8 else stages * TILE * PITCH
+    tiles = stages * TILE * (FP8_PITCH if is_fp8 else PITCH)
     return tiles + 2 * (2 * PAIRS * SCORE_PITCH * 4 + PAIRS * PROBABILITY_PITCH + PAIRS * 4) + 256
 
 
@@ -544,7 +558,7 @@ def _fake_partials(splits: Any, tokens: Any, heads: Any) -> tuple[Any, Any]:
 
 
 @memoize
-def _compile(is_fp8: bool, loaders: int = LOADERS, stages: int = STAGES) -> Callable[..., None]:
+def _compile(is_fp8: bool, loaders: int, stages: int) -> Callable[..., None]:
     """The launch for one cache type; heads, rows, requests, pages, splits and strides stay symbolic."""
     tokens, heads, requests = (cute.sym_int32() for _ in range(3))
     query = _fake(BFloat16, (tokens, heads, ROW), (_wide(8), ROW, 1))
@@ -577,6 +591,11 @@ def _compile_merge() -> Callable[..., None]:
     return compiled
 
 
+def stages_of(is_fp8: bool) -> int:
+    """Tiles in shared memory: as many bytes for either cache type."""
+    return FP8_STAGES if is_fp8 else STAGES
+
+
 def splits_of(requests: int, rows: int, heads: int) -> int:
     """Splits of each request's context that fill the device: the S of the workspace."""
     pair_tiles = (rows * heads + PAIRS - 1) // PAIRS
@@ -603,7 +622,7 @@ def mla_attend(
     launches: "torch.Tensor",
     workspace: "torch.Tensor | None" = None,
     loaders: int = LOADERS,
-    stages: int = STAGES,
+    stages: int | None = None,
 ) -> None:
     """Write attention and its log-sum-exp to `out` and `lse`.
 
@@ -621,7 +640,7 @@ def mla_attend(
     if is_merged and workspace is not None:
         partial, partial_lse = _split_workspace(workspace, splits, query.shape[0], heads)
     is_fp8 = cache.element_size() == 1
-    _compile(is_fp8, loaders, stages)(
+    _compile(is_fp8, loaders, stages or stages_of(is_fp8))(
         query, _bytes_of(cache) if is_fp8 else cache, block_table, lengths, partial, partial_lse, launches,
         rows, scale * kv_scale, kv_scale,
     )  # fmt: skip
@@ -669,7 +688,7 @@ def variants() -> tuple[Variant, ...]:
             op="mla_attend",
             name=f"mla_attend_{'fp8' if is_fp8 else 'bf16'}",
             architectures=DISPATCHED + COMPILED,
-            compile=lambda is_fp8=is_fp8: _compile(is_fp8),  # type: ignore[misc]
+            compile=lambda is_fp8=is_fp8: _compile(is_fp8, LOADERS, stages_of(is_fp8)),  # type: ignore[misc]
             parameters=roles,
             source="cute/mla_attend.py",
             is_smoke=not is_fp8,

@@ -49,12 +49,12 @@ def run_in_lockstep(splits: int) -> Callable[[Args], None]:
                 kv_scale,
                 is_fp8,
                 op.LOADERS,
-                op.STAGES,
+                op.stages_of(is_fp8),
             ],
             grid=(-(-heads * rows // op.PAIRS), splits, lengths.shape[0]),
             cluster=1,
             threads=op.THREADS + 32 * op.LOADERS,
-            dynamic_bytes=op._shared_bytes(is_fp8, op.STAGES),
+            dynamic_bytes=op._shared_bytes(is_fp8, op.stages_of(is_fp8)),
         )
         if splits == 1:
             assert not partial.isnan().any()
