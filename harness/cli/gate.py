@@ -32,7 +32,9 @@ def gate(
     ] = None,
     repo: Annotated[
         Path | None,
-        typer.Option("--repo", help="Repository that has both heads, to see what changed between."),
+        typer.Option(
+            "--repo", help="Repository that has the heads: reads the change again, and what changed since."
+        ),
     ] = None,
     show_plan: Annotated[
         bool, typer.Option("--plan", help="Print only the commands of the smallest re-run, one a line.")
@@ -73,6 +75,8 @@ def gate_submissions(
         for path in bundles:
             folder = stack.enter_context(bundle_folder(path))
             submissions.append(load_submission(folder, judge_of(folder), replan_of(), _name(path, bundles)))
+        if repo is not None:
+            submissions = [_with_change_read(s, repo) for s in submissions]
         moves = _moves(submissions, head, repo) if head is not None else {}
         return decide(submissions, policy, head, moves), tuple(submissions)
 
@@ -106,6 +110,31 @@ def replan_of() -> "Replan":
     from harness.gate.replan import replan
 
     return replan
+
+
+def _with_change_read(submission: "Submission", repo: Path) -> "Submission":
+    """The bundle, with how the change that the repository holds differs from the one it speaks of."""
+    from dataclasses import replace
+
+    from harness.domain.errors import InputError
+    from harness.repository import Limits, load_change
+
+    plan = submission.plan
+    if plan is None or plan.change.is_dirty:
+        return submission
+    planned = plan.change
+    try:
+        limits = Limits(plan.policy.max_changed_files, plan.policy.max_diff_bytes)
+        change, tree = load_change(repo, planned.base, planned.head, limits, pr=planned.pr)
+        tree.close()
+    except InputError as error:
+        return replace(submission, other_change=f"its change could not be read in {repo}: {error}")
+    # A clone may have another name or address, and its working tree is no part of the range.
+    same = change.model_copy(update={"repository": planned.repository, "is_dirty": planned.is_dirty})
+    if same.digest() == plan.change_digest:
+        return submission
+    words = f"{planned.base[:12]}..{planned.head[:12]} is another change in {repo} than in its plan"
+    return replace(submission, other_change=words)
 
 
 def _moves(submissions: "Sequence[Submission]", head: str, repo: Path | None) -> "dict[str, Move]":

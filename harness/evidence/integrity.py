@@ -8,6 +8,7 @@ from pathlib import Path
 
 from harness.domain.bundle import BUNDLE_SCHEMA, Manifest, Problem
 from harness.domain.check import Check, Outcome, Samples
+from harness.domain.claim import Claim
 from harness.domain.errors import EvidenceError
 from harness.domain.plan import Plan
 from harness.domain.record import sha256_hex
@@ -58,6 +59,8 @@ class Replanned:
     """None where nothing could be planned."""
     why: str = ""
     """Why there are no checks."""
+    claim: Claim | None = None
+    """The claim in force in the pack installed here; None where it could not be read."""
 
     def is_code_of(self, plan: Plan) -> bool:
         """Whether harness and pack here are those that made the plan."""

@@ -4,8 +4,10 @@ Could not judge (2): no bundle; a bundle that is broken or incomplete; bundles a
 changes or packs; two heads and nobody said which is judged. Rejected (1): a proof that the policy demands
 is not met by fresh, counted evidence of its tier; a check that the gate's own plan calls for and no bundle
 answers; a contradiction; a repetition that gave otherwise, or fewer of them than the policy asks for; a
-waiver that no longer holds. Evidence does not count when its plan could not be made again, when it comes
-from a dirty tree, from another policy or other rules, or from a signer whom the policy does not name.
+waiver that no longer holds. Evidence does not count when its plan could not be made again, when it is
+about another claim than the one in force or another change than the repository holds, when it comes from a
+dirty tree, from another policy or other rules, or from a signer whom the policy does not name. It counts at
+most at the tier that its machine can give.
 """
 
 from collections import Counter
@@ -180,6 +182,13 @@ def _refusal(submission: Submission, policy: Policy) -> str:
         return (
             f"its plan could not be made again, so nothing shows that it asks all: {_why_unasked(submission)}"
         )
+    if submission.claim is not None and plan.claim != submission.claim:
+        return (
+            f"its claim is not the one in force in pack {plan.pack}, by which the guard dispatches; put that "
+            "claim in force, or run again without --claim"
+        )
+    if submission.other_change:
+        return submission.other_change
     if plan.policy != policy:
         how = "has another version of it" if plan.policy.name == policy.name else f"was {plan.policy.name!r}"
         return f"judged under another policy than {policy.name!r} (its policy {how})"

@@ -10,13 +10,25 @@ from dataclasses import dataclass
 from harness.domain.cell import Arch
 from harness.domain.change import Sha
 from harness.domain.check import Check, Outcome, StageName, Status
+from harness.domain.machine import Tier
+from harness.domain.plan import Plan
 from harness.domain.verdict import Contradiction, Contribution, StaleEvidence
 from harness.evidence.replanning import is_same_question
 from harness.gate.demands import architecture_of
 from harness.gate.freshness import Move, why_stale
 from harness.gate.submission import Submission
 
-__all__ = ["Evidence", "Head", "Merged", "Open", "contradictions", "merge", "stale_evidence", "strongest"]
+__all__ = [
+    "Evidence",
+    "Head",
+    "Merged",
+    "Open",
+    "contradictions",
+    "counted_tier",
+    "merge",
+    "stale_evidence",
+    "strongest",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +49,8 @@ class Evidence:
     outcome: Outcome
     stale: str | None
     """Why the judged head invalidates it; None for fresh evidence."""
+    tier: Tier
+    """What it counts as: the run's tier, or what its machine can give where that is less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +105,20 @@ def merge(submissions: Sequence[Submission], head: Head, foreign_rules: frozense
             is_moved = plan.change.head != head.sha
             stale = why_stale(check, head.moves.get(plan.change.head)) if is_moved else None
             found.setdefault(key, []).append(
-                Evidence(submission.name, check, key[1], outcomes[check.id], stale)
+                Evidence(submission.name, check, key[1], outcomes[check.id], stale, counted_tier(plan))
             )
     return Merged(found, tuple(entry for key, entry in lacking.items() if key not in found))
+
+
+def counted_tier(plan: Plan) -> Tier:
+    """The tier of a run, or what its machine can give where that is less: `claim` needs as many GPUs as the
+    claim divides a model over.
+    """
+    machine, best = plan.machine, plan.machine.best_tier
+    usable = sum(gpu.arch is not None for gpu in machine.gpus)
+    if usable and usable >= max(plan.claim.envelope.tp):
+        best = Tier.CLAIM
+    return min(plan.tier, best, key=lambda tier: tier.strength)
 
 
 def strongest(evidence: Sequence[Evidence]) -> Evidence:
@@ -105,7 +130,7 @@ def strongest(evidence: Sequence[Evidence]) -> Evidence:
         key=lambda e: (
             e.stale is None,
             e.outcome.status is not Status.SKIPPED,
-            e.outcome.tier.strength,
+            e.tier.strength,
             e.outcome.status is Status.PASS,
         ),
     )
@@ -118,7 +143,7 @@ def contradictions(merged: Merged) -> tuple[Contradiction, ...]:
         fresh = [e for e in evidence if e.stale is None]
         if {Status.PASS, Status.FAIL} <= {e.outcome.status for e in fresh}:
             contributions = tuple(
-                Contribution(bundle=e.bundle, tier=e.outcome.tier, status=e.outcome.status) for e in fresh
+                Contribution(bundle=e.bundle, tier=e.tier, status=e.outcome.status) for e in fresh
             )
             found.append(Contradiction(check=check, contributions=contributions))
     return tuple(found)

@@ -53,9 +53,7 @@ def _row(
     stale = [e for e in mine if e.stale is not None]
     fresh = [e for e in mine if e.stale is None]
     not_passed = [e for e in fresh if e.outcome.status is not Status.PASS]
-    weak = [
-        e for e in fresh if e.outcome.status is Status.PASS and e.outcome.tier.strength < demand.tier.strength
-    ]
+    weak = [e for e in fresh if e.outcome.status is Status.PASS and e.tier.strength < demand.tier.strength]
     absent = _absent(demand, mine)
     why = []
     if not mine and not open_here:
@@ -82,7 +80,7 @@ def _row(
         stage=demand.stage,
         arch=demand.arch,
         required_tier=demand.tier,
-        found_tier=min((e.outcome.tier for e in passed), key=lambda t: t.strength, default=None),
+        found_tier=min((e.tier for e in passed), key=lambda t: t.strength, default=None),
         checks=len(mine) + len(open_here),
         statuses=tuple(sorted(Counter(e.outcome.status for e in fresh).items())),
         stale=len(stale),

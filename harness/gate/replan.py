@@ -4,6 +4,7 @@ Whatever harness and pack a plan names, this one plans: a gate that took a plan'
 would leave the asking to the asked.
 """
 
+from harness.documents import load_claim
 from harness.domain.errors import FasttrackError
 from harness.domain.plan import Plan
 from harness.engines.packs import harness_digest, load_pack, pack_digest
@@ -18,7 +19,7 @@ def replan(plan: Plan) -> Replanned:
     here, pack_here = harness_digest(), None
     try:
         pack = load_pack(plan.pack)
-        pack_here = pack_digest(pack)
+        pack_here, claim = pack_digest(pack), load_claim(pack.claim_file())
         request = request_again(plan, pack, plan.machine)
         stages = tuple(dict.fromkeys(check.stage for check in plan.checks))
         made = make_plan(request, CodeDigests(here, pack_here), plan.nonce, stages)
@@ -29,4 +30,4 @@ def replan(plan: Plan) -> Replanned:
         return Replanned(
             here, pack_here, None, f"no plan can be made of it ({type(error).__name__}: {error})"
         )
-    return Replanned(here, pack_here, made.checks)
+    return Replanned(here, pack_here, made.checks, claim=claim)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from harness.domain.bundle import BundleState, Verification
 from harness.domain.check import Check, Outcome, Samples, Status
+from harness.domain.claim import Claim
 from harness.domain.errors import EvidenceError, InputError
 from harness.domain.plan import Plan
 from harness.evidence.reader import open_bundle
@@ -30,6 +31,10 @@ class Submission:
     """As judged here; as stored only where there are no samples to judge. Empty for an unsound bundle."""
     asked: tuple[Check, ...] | None = None
     """What the planner here asks of the same claim, policy, change and machine; None where it cannot tell."""
+    claim: Claim | None = None
+    """The claim in force in the pack installed here, where that is known."""
+    other_change: str = ""
+    """How the repository's change differs from the plan's, where somebody looked; empty where it does not."""
 
     @property
     def is_sound(self) -> bool:
@@ -68,6 +73,6 @@ def load_submission(
     outcomes = tuple(
         judged.get(o.check, o) for o in bundle.outcomes if o.check in judged or o.status is Status.SKIPPED
     )
-    asked = planned[0].checks if planned else None
+    asked, claim = (planned[0].checks, planned[0].claim) if planned else (None, None)
     is_sound = verification.state in SOUND
-    return Submission(shown, verification, bundle.plan, outcomes if is_sound else (), asked)
+    return Submission(shown, verification, bundle.plan, outcomes if is_sound else (), asked, claim)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from harness.domain.policy import Policy, Proof
 from harness.domain.verdict import Answer, Contribution, Verdict
 from harness.evidence.verify import Replanned
 from harness.gate import Move, Submission, decide, load_submission
+from harness.gate.merging import counted_tier
 from harness.gate.proving import smallest_words
 from tests.evidence.example_judge import judge
 from tests.evidence.example_run import (
@@ -261,6 +263,36 @@ def test_a_weaker_pass_does_not_cover_a_stronger_tiers_open_answer(made: Make) -
     )
     verdict = _decide(made(FAST), made(FAST, gpu=True, name="weak"), strong, policy=FAST)
     assert _row(verdict, "evals", "sm_90a").why == "1 of 2 required checks did not pass (1 INCONCLUSIVE)"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "tier", "counts_as"),
+    [
+        (0, Tier.CLAIM, Tier.SMOKE),
+        (1, Tier.NODE, Tier.RANK),
+        (1, Tier.CLAIM, Tier.RANK),
+        (2, Tier.CLAIM, Tier.NODE),
+        (8, Tier.CLAIM, Tier.CLAIM),
+        (8, Tier.SMOKE, Tier.SMOKE),
+    ],
+)
+def test_evidence_counts_at_most_at_the_tier_that_its_machine_can_give(
+    gpus: int, tier: Tier, counts_as: Tier
+) -> None:
+    plan = example_plan(FAST, gpu=True)
+    machine = plan.machine.model_copy(update={"gpus": plan.machine.gpus * gpus})
+    assert max(plan.claim.envelope.tp) == 8
+    assert counted_tier(plan.model_copy(update={"machine": machine, "tier": tier})) is counts_as
+
+
+def test_a_claim_that_is_not_the_one_in_force_admits_nothing(made: Make) -> None:
+    mine = made()
+    assert mine.plan is not None
+    assert _decide(replace(mine, claim=mine.plan.claim)).answer is Answer.ADMITTED
+    wider = mine.plan.claim.model_copy(update={"summary": "what the guard dispatches by"})
+    verdict = _decide(replace(mine, claim=wider))
+    assert verdict.exit_code == 1
+    assert "its claim is not the one in force in pack k3_decode" in verdict.reasons[0]
 
 
 def test_a_pass_in_one_bundle_and_a_fail_in_another_contradict_and_fail(made: Make) -> None:
@@ -548,8 +580,11 @@ def _signed(submission: Submission, signer: str) -> Submission:
 
 
 def _retiered(submission: Submission, tier: Tier) -> Submission:
-    """As if a stronger machine had made it."""
-    plan: Plan | None = submission.plan.model_copy(update={"tier": tier}) if submission.plan else None
+    """As if a machine with two of its GPUs had made it."""
+    assert submission.plan is not None
+    machine = submission.plan.machine
+    doubled = machine.model_copy(update={"gpus": machine.gpus * 2})
+    plan = submission.plan.model_copy(update={"tier": tier, "machine": doubled})
     outcomes = tuple(o.model_copy(update={"tier": tier}) for o in submission.outcomes)
     return Submission(submission.name, submission.verification, plan, outcomes, submission.asked)
 

@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from harness.cli import gate as gate_command
 from harness.domain.verdict import Verdict
+from harness.evidence.run_folder import load_plan
+from harness.repository import load_change
 from tests.evidence.example_judge import judge
 from tests.evidence.example_run import as_planned, example_plan, example_policy_set, write_example
 
@@ -56,17 +58,21 @@ def _verdict(bundle: Path, head: str, repo: Path | None) -> Verdict:
     return Verdict.model_validate_json(CliRunner().invoke(gate_command.app, words).stdout)
 
 
-def _bundle(folder: Path, head: str) -> Path:
+def _bundle(folder: Path, head: str, repo: Path) -> Path:
+    """A bundle of one commit of the repository."""
     plan = example_plan(scene="passing")
-    change = plan.change.model_copy(update={"head": head})
-    return write_example(folder, plan.model_copy(update={"change": change}), "passing")
+    change, tree = load_change(repo, f"{head}~1", head, pr=plan.change.pr)
+    tree.close()
+    change = change.model_copy(update={"is_dirty": False})  # the tree here may be of a later commit
+    bound = {"change": change.without_hunks(), "change_digest": change.digest()}
+    return write_example(folder, plan.model_copy(update=bound), "passing")
 
 
 def test_the_gate_reads_what_changed_and_keeps_the_evidence_that_survives(repo: Path, tmp_path: Path) -> None:
     _commit(repo, "README.md", "one")
     old = _commit(repo, "kernels/k3_decode/cute/router.py", "one")
     new = _commit(repo, "kernels/k3_decode/cute/kda_step.py", "two")
-    verdict = _verdict(_bundle(tmp_path / "bundle", old), new, repo)
+    verdict = _verdict(_bundle(tmp_path / "bundle", old, repo), new, repo)
     stale = {s.check for s in verdict.stale}
     assert "audit/kda_step/sm_90a" in stale
     assert "audit/attn_res/sm_90a" not in stale
@@ -78,12 +84,29 @@ def test_a_rebased_head_ends_all_evidence(repo: Path, tmp_path: Path) -> None:
     old = _commit(repo, "kernels/k3_decode/cute/kda_step.py", "fast")
     _git(repo, "checkout", "-q", "-b", "again", base)
     new = _commit(repo, "README.md", "two")  # kda_step is gone, and no diff from the merge base shows it
-    verdict = _verdict(_bundle(tmp_path / "bundle", old), new, repo)
+    verdict = _verdict(_bundle(tmp_path / "bundle", old, repo), new, repo)
     assert all(row.passed == 0 for row in verdict.rows)
 
 
 def test_without_a_repository_a_moved_head_ends_all_evidence(repo: Path, tmp_path: Path) -> None:
-    old = _commit(repo, "README.md", "one")
-    verdict = _verdict(_bundle(tmp_path / "bundle", old), "c" * 40, None)
+    _commit(repo, "README.md", "one")
+    old = _commit(repo, "README.md", "two")
+    verdict = _verdict(_bundle(tmp_path / "bundle", old, repo), "c" * 40, None)
     assert all(row.passed == 0 for row in verdict.rows)
     assert "what changed since is not known" in verdict.stale[0].why
+
+
+def test_a_plan_that_speaks_of_another_change_than_the_repository_holds_counts_for_nothing(
+    repo: Path, tmp_path: Path
+) -> None:
+    _commit(repo, "README.md", "one")
+    head = _commit(repo, "kernels/k3_decode/cute/router.py", "one")
+    folder = _bundle(tmp_path / "honest", head, repo)
+    assert _verdict(folder, head, repo).exit_code == 0
+    forged = load_plan(folder).model_copy(update={"change_digest": "9" * 64})
+    verdict = _verdict(write_example(tmp_path / "forged", forged, "passing"), head, repo)
+    assert verdict.exit_code == 1
+    assert "is another change in" in verdict.reasons[0]
+    unknown = forged.model_copy(update={"change": forged.change.model_copy(update={"base": "b" * 40})})
+    verdict = _verdict(write_example(tmp_path / "unknown", unknown, "passing"), head, repo)
+    assert "its change could not be read in" in verdict.reasons[0]
