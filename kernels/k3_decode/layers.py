@@ -10,6 +10,7 @@ holds all ranks' columns, and the exchange fills in the others.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ class LayerChain:
         self._shapes, self._caches, self._table, self._options = shapes, caches, table, options
         self._layers = tuple(bind_layer(table, layer, shapes, options) for layer in layers)
         self._has_streams = device.type != "cpu"
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call,unused-ignore]  # has no types
+        self._side = _side_stream(device) if device.type == "cuda" else None
         self.launches = torch.zeros(LAUNCH_SLOTS, dtype=torch.int32, device=device)
         """Kernel launches by op since the last clearing, counted by the kernels."""
         self.buffers = allocate(shapes, table, options, device)
@@ -269,3 +270,9 @@ class LayerChain:
             return whole
         combined = yield from gather(self._own(whole), self._shapes.tp, whole)
         return combined
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all chains of a device: those of several ranks in one process share the MLP's workspace."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call,unused-ignore]  # has no types
