@@ -66,12 +66,10 @@ def test_rows() -> None:
 class Bench:
     """One worker's workplace; everything it makes lies under `folder`."""
 
-    def __init__(
-        self, folder: Path, pack: str = "k3_decode", seed: int = 0, note: Callable[[str], None] | None = None
-    ) -> None:
+    def __init__(self, folder: Path, pack: str = "k3_decode", seed: int = 0, tier: Tier = Tier.SMOKE) -> None:
         self.folder = folder
         self.seed = seed
-        self.note = note or (lambda _: None)
+        self.tier = tier
         self._pack_name = pack
         self._plans: dict[StageName, Plan] = {}
         folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +86,7 @@ class Bench:
         change = Change(repository="none", base="0" * 40, head=f"{self.seed:040x}")
         return PlanRequest(
             pack=self.pack, claim=load_claim(self.pack.claim_file()), policy=policy, zones=zones, rules=rules,
-            change=change, machine=read_machine(), tier=Tier.SMOKE, is_full=False,
+            change=change, machine=read_machine(), tier=self.tier, is_full=False,
             seed=plan_seed(change.head, NONCE),
         )  # fmt: skip
 
@@ -131,7 +129,6 @@ class Bench:
         kept = self.folder / "honest" / f"{check.id.replace('/', '~')}.json"
         with self._once(kept) as is_first:
             if is_first:
-                self.note(f"honest samples of {check.id}")
                 samples = sample_check(check, self.context(self.request))
                 kept.write_bytes(samples.canonical())
         return check, Samples.from_json(kept.read_bytes())
@@ -148,7 +145,8 @@ class Bench:
         return StageContext(
             pack=request.pack, claim=request.claim, policy=request.policy, zones=request.zones,
             rules=request.rules, change=request.change, machine=request.machine, tier=request.tier, tree=None,
-            cache=folder / "cache", logs=folder / "logs", ledger=folder / "ledger", progress=self.note,
+            cache=folder / "cache", logs=folder / "logs", ledger=folder / "ledger",
+            progress=lambda _: None,
         )  # fmt: skip
 
     def isolate(self, edit: Callable[[Path], None]) -> tuple[Sighting, ...]:
@@ -181,7 +179,6 @@ class Bench:
         place = self.folder / "bundle"
         with self._once(self.folder / "bundle.made") as is_first:
             if is_first:
-                self.note("honest bundle")
                 self._write_bundle(place)
         copy = Path(mkdtemp(dir=self.folder, prefix="copy-")) / "bundle"
         shutil.copytree(place, copy)

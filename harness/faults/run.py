@@ -127,13 +127,13 @@ def _quiet() -> None:
 
 
 @lru_cache(maxsize=1)
-def _bench(folder: str, pack: str, seed: int) -> Bench:
-    return Bench(Path(folder), pack, seed)
+def _bench(folder: str, pack: str, seed: int, tier: Tier) -> Bench:
+    return Bench(Path(folder), pack, seed, tier)
 
 
 def _run_one(name: str, options: SuiteOptions, folder: str) -> FaultResult:
     registered = next(r for r in registered_faults() if r.fault.name == name)
-    return plant(registered, _bench(folder, options.pack, options.seed))
+    return plant(registered, _bench(folder, options.pack, options.seed, options.tier))
 
 
 def plant(registered: Registered, bench: Bench) -> FaultResult:
