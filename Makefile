@@ -10,7 +10,7 @@ PIP := $(VENV)/bin/pip --disable-pip-version-check
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: validate test check lint format types imports schemas policies clean
+.PHONY: validate test check lint format types imports schemas policies example clean
 
 validate: $(STAMP)
 	rm -rf $(OUT) $(OUT)-report
@@ -40,6 +40,12 @@ schemas: $(STAMP)
 
 policies: $(STAMP)
 	$(BIN)/fasttrack policy check
+
+# The committed example anew, from a committed tree; wanted when `fasttrack bundle verify` calls it unconfirmed.
+example: $(STAMP)
+	rm -rf out/example out/example-report
+	$(BIN)/fasttrack validate --tier smoke --policy smoke --base $(BASE) --head $(HEAD) --out out/example
+	$(BIN)/fasttrack bundle pack out/example --out bundles/examples/smoke.tar.zst
 
 # Made again when the dependencies change. torch goes first, so that nothing else can pull a CUDA build in.
 $(STAMP): pyproject.toml constraints.txt
