@@ -17,16 +17,20 @@ ROOT = Path(__file__).resolve().parent
 FILE = ROOT / "description.json"
 SHARED = ("op", "source", "architectures", "parameters")
 """Fields of a variant that are the same for many; they are kept once a group."""
-SOURCES = ("ops/*.py", "cute/*.py", "cpu/*.py", "shapes.py", "compile.py", "pack.py")
-"""What descriptions are made from; the files of `cpu/` say which ops have an implementation there."""
+SOURCES = ("ops/*.py", "cute/*.py", "shapes.py", "compile.py")
+"""What descriptions are made from; how `pack.py` writes them down is held by a test."""
+NAMED = ("cpu/*.py",)
+"""Files that say by being there which ops have an implementation, whatever is in them."""
 
 
 def source_digest(root: Path = ROOT) -> str:
-    """sha256 over the paths and contents of the sources."""
+    """sha256 over the paths and contents of the sources, and over the paths of what is only named."""
     total = hashlib.sha256()
-    for path in sorted(path for pattern in SOURCES for path in root.glob(pattern)):
+    for path in _files(root, SOURCES):
         total.update(path.relative_to(root).as_posix().encode() + b"\0")
         total.update(hashlib.sha256(path.read_bytes()).digest())
+    for path in _files(root, NAMED):
+        total.update(path.relative_to(root).as_posix().encode() + b"\0")
     return total.hexdigest()
 
 
@@ -49,6 +53,10 @@ def render_description(ops: Iterable[dict[str, Any]], variants: Iterable[dict[st
     ]
     kernels = ",\n".join(groups)
     return f'{{"sources": "{source_digest()}", "ops": [\n{_lines(ops)}\n], "kernels": [\n{kernels}\n]}}\n'
+
+
+def _files(root: Path, patterns: Iterable[str]) -> list[Path]:
+    return sorted(path for pattern in patterns for path in root.glob(pattern))
 
 
 def _grouped(variants: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
