@@ -24,7 +24,6 @@ __all__ = [
     "barrier_sync",
     "expect",
     "leave",
-    "load_if",
     "load_shared",
     "make_barriers",
     "multiprocessors",
@@ -123,15 +122,6 @@ def _tanh(x: Float32) -> Float32:
         "{ .reg .pred p; .reg .f32 a; abs.f32 a, $3; setp.lt.f32 p, a, 0f3E000000; selp.f32 $0, $1, $2, p; }",
         "=f,f,f,f", [small, large, x], [Float32], is_pure=True,
     )  # fmt: skip
-
-
-def load_if(address: Int64, condition: Any) -> ins.Words:
-    """16 bytes that an earlier kernel or block wrote, or zeros without a read."""
-    template = (
-        "{ .reg .pred p; setp.ne.s32 p, $5, 0; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0; "
-        "@p ld.global.v4.b32 {$0,$1,$2,$3}, [$4]; }"
-    )
-    return ins.asm(template, "=&r,=&r,=&r,=&r,l,r", [address, Int32(condition)], [Int32] * 4)
 
 
 def as_float(bits: Int32) -> Float32:
