@@ -1,10 +1,11 @@
 """Which fault, at which size, each measure of the canary notices: `python -m k3_decode.canary.sensitivity`.
 
 Replays question sets through a stock path, through right paths that round elsewhere (`replay.BENIGN`) and
-through faulty ones, always with benign roundings on the faulty side. Three measures for each question:
-exact answer, drift (mean |change of log-probability| of the right token) and peak (largest such change). A
-fault of a size is detected when its set's figure lies above the 95 % quantile of what benign paths give on
-resampled sets of the same size: 5 % false alarms.
+through faulty ones, always with benign roundings on the faulty side. Four measures for each question:
+exact answer, drift (mean |change of log-probability| of the right token), peak (largest such change) and
+shift (mean change with its sign, which rounding averages out and a systematic error does not). A fault of a
+size is detected when its set's figure lies above the 95 % quantile of what benign paths give on resampled
+sets of the same size: 5 % false alarms. A set's figure is the mean over questions; of shift, its size.
 
 Results are JSON lines, one per (set, arm); what is there already is not measured again. `--minutes` ends a
 piece early.
@@ -37,13 +38,14 @@ __all__ = [
     "QuestionSet",
     "Results",
     "detected",
+    "figures",
     "measure",
     "prepare",
     "read_results",
     "thresholds",
 ]
 
-MEASURES = ("exact", "drift", "peak")
+MEASURES = ("exact", "drift", "peak", "shift")
 SEED = 505
 """Of the questions: held out, as training draws from seeds of another kind."""
 FAULTY_ROUNDINGS = BENIGN["fp32 conv output"]
@@ -70,12 +72,12 @@ class QuestionSet:
 
 
 SETS = (
-    QuestionSet("chain_1000", "chain_canary", 1000, 32),
-    QuestionSet("mrcr_2048", "mrcr_canary", 2048, 64),
+    QuestionSet("chain_1000", "chain_canary", 1000, 64),
+    QuestionSet("mrcr_2048", "mrcr_canary", 2048, 128),
+    QuestionSet("mrcr_8192", "mrcr_canary", 8192, 8),
     QuestionSet("chain_504", "chain_canary", 504, 4),
     QuestionSet("mrcr_512", "mrcr_canary", 512, 16),
-    QuestionSet("mrcr_8192", "mrcr_canary", 8192, 24),
-    QuestionSet("chain_4000", "chain_canary", 4000, 8, is_nominal_only=True),
+    QuestionSet("chain_4000", "chain_canary", 4000, 32, is_nominal_only=True),
 )
 """The two short sets are those that a test measures again on a CPU."""
 
@@ -90,6 +92,7 @@ class Measured:
     exact: tuple[bool, ...]
     drift: tuple[float, ...]
     peak: tuple[float, ...]
+    shift: tuple[float, ...]
     margin: float
     """Smallest margin (log-probability of the right token less the best other one) over all questions."""
 
@@ -133,13 +136,14 @@ def measure(model: Model, prepared: _Prepared, path: Path, set_name: str, arm: s
     margin = (of_right - others).nan_to_num(nan=-torch.inf)
     if prepared.stock is None:
         prepared.stock = of_right
-    change = (of_right - prepared.stock).abs().nan_to_num(nan=1e3)
+    change = (of_right - prepared.stock).nan_to_num(nan=-1e3)
     return Measured(
         set_name,
         arm,
         tuple((margin > 0).all(1).tolist()),
-        tuple(round(x, 7) for x in change.mean(1).tolist()),
-        tuple(round(x, 6) for x in change.amax(1).tolist()),
+        tuple(round(x, 7) for x in change.abs().mean(1).tolist()),
+        tuple(round(x, 6) for x in change.abs().amax(1).tolist()),
+        tuple(round(x, 8) for x in change.mean(1).tolist()),
         round(float(margin.clamp(min=-1e3).min()), 4),
     )
 
@@ -161,8 +165,8 @@ def read_results(path: File) -> dict[tuple[str, str], Measured]:
     found = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         entry = json.loads(line)
-        exact, drift, peak = (tuple(entry[name]) for name in MEASURES)
-        result = Measured(entry["set"], entry["arm"], exact, drift, peak, entry["margin"])
+        exact, drift, peak, shift = (tuple(entry[name]) for name in MEASURES)
+        result = Measured(entry["set"], entry["arm"], exact, drift, peak, shift, entry["margin"])
         found[result.set, result.arm] = result
     return found
 
@@ -177,20 +181,31 @@ def thresholds(results: Results, set_name: str) -> dict[str, float]:
         n = len(benign.exact)
         for _ in range(500):
             chosen = rng.integers(0, n, n)
-            for m, values in _figures(benign, stock).items():
-                null[m].append(float(np.mean(values[chosen])))
+            for m, values in _by_question(benign, stock).items():
+                null[m].append(_figure(m, values[chosen]))
     return {m: float(np.quantile(values, 0.95)) for m, values in null.items()}
 
 
 def detected(result: Measured, stock: Measured, threshold: dict[str, float]) -> dict[str, bool]:
     """Whether each measure's figure of an arm lies above its threshold."""
-    return {m: float(np.mean(x)) > threshold[m] for m, x in _figures(result, stock).items()}
+    return {m: figure > threshold[m] for m, figure in figures(result, stock).items()}
 
 
-def _figures(result: Measured, stock: Measured) -> dict[str, npt.NDArray[np.float64]]:
-    """Per question: lost exactness (1 right before and wrong now, -1 the reverse), drift, peak."""
+def figures(result: Measured, stock: Measured) -> dict[str, float]:
+    """Each measure's figure of an arm's set; of exact, the share lost."""
+    return {m: _figure(m, values) for m, values in _by_question(result, stock).items()}
+
+
+def _figure(measure_name: str, values: npt.NDArray[np.float64]) -> float:
+    mean = float(np.mean(values))
+    return abs(mean) if measure_name == "shift" else mean
+
+
+def _by_question(result: Measured, stock: Measured) -> dict[str, npt.NDArray[np.float64]]:
+    """Lost exactness is 1 where right before and wrong now, -1 the other way round."""
     lost = np.array(stock.exact, float) - np.array(result.exact, float)
-    return {"exact": lost, "drift": np.array(result.drift), "peak": np.array(result.peak)}
+    rest = {m: np.array(getattr(result, m)) for m in MEASURES[1:]}
+    return {"exact": lost, **rest}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -225,7 +240,8 @@ def main(arguments: list[str] | None = None) -> None:
                 print(json.dumps(asdict(result)), file=file, flush=True)
             figures = (
                 f"exact {np.mean(result.exact):.3f}, drift {np.mean(result.drift):.5f}, "
-                f"peak {np.mean(result.peak):.4f}, margin {result.margin:.3f}"
+                f"peak {np.mean(result.peak):.4f}, shift {np.mean(result.shift):+.6f}, "
+                f"margin {result.margin:.3f}"
             )
             print(f"{time.monotonic() - started:6.1f} s {questions.name} {arm}: {figures}", flush=True)
 

@@ -1,7 +1,9 @@
-"""The sensitivity table of the README, from `sensitivity.jsonl`: `python -m k3_decode.canary.table` prints
-it."""
+"""The tables of the README, from `accuracy.jsonl` and `sensitivity.jsonl`: `python -m k3_decode.canary.table`
+prints them."""
 
-import numpy as np
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from k3_decode.canary.faults import FAULTS, Fault
 from k3_decode.canary.sensitivity import (
@@ -10,14 +12,26 @@ from k3_decode.canary.sensitivity import (
     SETS,
     Results,
     detected,
+    figures,
     read_results,
     thresholds,
 )
 
-__all__ = ["render", "render_thresholds", "smallest_detected"]
+__all__ = [
+    "ACCURACY_FILE",
+    "read_accuracy",
+    "render",
+    "render_accuracy",
+    "render_thresholds",
+    "smallest_detected",
+]
+
+ACCURACY_FILE = Path(__file__).with_name("accuracy.jsonl")
 
 
 _SHORT = ("chain_504", "mrcr_512")
+_NAN_DRIFT = 10.0
+"""Log-probabilities of NaN enter as a change of 1000; no finite fault moves them by 10 on average."""
 _NOMINAL_ONLY = tuple(s.name for s in SETS if s.is_nominal_only)
 
 
@@ -27,9 +41,10 @@ def render(results: Results) -> str:
     sets = _shown(results)
     lines = [
         "| fault, at its nominal size | "
-        + " | ".join(f"{s}: exact, drift" for s in sets)
-        + " | exact | drift | peak |",
-        "|---" * (len(sets) + 4) + "|",
+        + " | ".join(f"{s}: exact, drift, shift" for s in sets)
+        + "".join(f" | {m}" for m in MEASURES)
+        + " |",
+        "|---" * (len(sets) + 1 + len(MEASURES)) + "|",
     ]
     limits = {s: thresholds(results, s) for s in sets}
     for fault in FAULTS:
@@ -44,29 +59,46 @@ def render(results: Results) -> str:
 def render_thresholds(results: Results) -> str:
     """Markdown: per set the fault-free scores and the limits above which a figure is a detection."""
     lines = [
-        "| set | questions | exact, stock | smallest margin | limit: exact lost | drift | peak |",
-        "|---" * 7 + "|",
+        "| set | questions | exact, stock | smallest margin | limit: exact lost | drift | peak | shift |",
+        "|---" * 8 + "|",
     ]
     for s in SETS:
         if (s.name, "stock") in results:
             stock, limit = results[s.name, "stock"], thresholds(results, s.name)
+            share = sum(stock.exact) / len(stock.exact)
             lines.append(
-                f"| {s.name} | {len(stock.exact)} | {np.mean(stock.exact):.3f} | {stock.margin:.2f} | "
-                f"{limit['exact']:.3f} | {limit['drift']:.5f} | {limit['peak']:.4f} |"
+                f"| {s.name} | {len(stock.exact)} | {share:.3f} | {stock.margin:.2f} | "
+                f"{limit['exact']:.3f} | {limit['drift']:.5f} | {limit['peak']:.4f} | {limit['shift']:.6f} |"
             )
+    return "\n".join(lines)
+
+
+def read_accuracy(path: Path) -> list[dict[str, object]]:
+    """What `accuracy.py` wrote."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def render_accuracy(entries: Sequence[Mapping[str, object]]) -> str:
+    """Markdown: a row for each task, length and way of grading."""
+    lines = ["| task | tokens | how | exact | at least (95 %) | smallest margin |", "|---" * 6 + "|"]
+    for e in entries:
+        task = f"{e['task']}, marked" if e["marked"] else e["task"]
+        lines.append(
+            f"| {task} | {e['tokens']} | {e['how']} | {e['exact']} of {e['questions']} | "
+            f"{e['lower_bound']:.3f} | {e['smallest_margin']:.2f} |"
+        )
     return "\n".join(lines)
 
 
 def smallest_detected(
     results: Results, set_name: str, fault: Fault, measure: str, limit: dict[str, float]
 ) -> float | None:
-    """The smallest tried size such that it and all grosser ones are detected; None: not even the grossest."""
+    """The smallest size such that it and all grosser ones were tried and detected; None: not even the
+    grossest."""
     found = None
     for size in fault.sizes:
         result = results.get((set_name, f"{fault.name}/{size:g}"))
-        if result is None:
-            continue
-        if not detected(result, results[set_name, "stock"], limit)[measure]:
+        if result is None or not detected(result, results[set_name, "stock"], limit)[measure]:
             break
         found = size
     return found
@@ -78,10 +110,14 @@ def _cell(results: Results, set_name: str, arm: str, limit: dict[str, float]) ->
         return "not run"
     stock = results[set_name, "stock"]
     seen = detected(result, stock, limit)
-    drop = float(np.mean(stock.exact) - np.mean(result.exact))
-    drift = float(np.mean(result.drift))
-    shown = "NaN" if drift > 100 else f"{drift:.4f}"
-    return f"{_mark(f'{-drop:+.2f}' if drop else '0', seen['exact'])}, {_mark(shown, seen['drift'])}"
+    found = figures(result, stock)
+    is_nan = found["drift"] > _NAN_DRIFT
+    shown = {
+        "exact": f"{-found['exact']:+.2f}" if found["exact"] else "0",
+        "drift": "NaN" if is_nan else f"{found['drift']:.4f}",
+        "shift": "NaN" if is_nan else f"{found['shift']:.5f}",
+    }
+    return ", ".join(_mark(text, seen[m]) for m, text in shown.items())
 
 
 def _smallest(results: Results, limits: dict[str, dict[str, float]], fault: Fault, measure: str) -> str:
@@ -94,9 +130,10 @@ def _smallest(results: Results, limits: dict[str, dict[str, float]], fault: Faul
 
 
 def _shown(results: Results) -> list[str]:
-    """Sets that were measured; the short ones only where no longer ones were."""
-    measured = [s.name for s in SETS if (s.name, "stock") in results]
-    return [name for name in measured if name not in _SHORT] or measured
+    """Sets that were measured; a short one only where no longer one of its task was."""
+    measured = [s for s in SETS if (s.name, "stock") in results]
+    long_tasks = {s.task for s in measured if s.name not in _SHORT}
+    return [s.name for s in measured if s.name not in _SHORT or s.task not in long_tasks]
 
 
 def _mark(text: str, is_detected: bool) -> str:
@@ -104,5 +141,6 @@ def _mark(text: str, is_detected: bool) -> str:
 
 
 if __name__ == "__main__":
+    print(render_accuracy(read_accuracy(ACCURACY_FILE)), end="\n\n")
     held = read_results(RESULTS_FILE)
     print(render_thresholds(held), render(held), sep="\n\n")
