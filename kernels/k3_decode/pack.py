@@ -193,11 +193,11 @@ class K3DecodePack:
         return (
             door.EvalTask(
                 name="mrcr_canary", model="canary", smoke_items=8, full_items=192, stop_token=END,
-                min_score=0.85, scorer="exact",
+                min_score=0.95, scorer="exact",
             ),
             door.EvalTask(
                 name="chain_canary", model="canary", smoke_items=4, full_items=96, stop_token=END,
-                min_score=0.85, scorer="tail", tail_tokens=CHAIN_TAIL, answer_tokens=CHAIN_TOKENS[0],
+                min_score=0.95, scorer="tail", tail_tokens=CHAIN_TAIL, answer_tokens=CHAIN_TOKENS[0],
             ),
         )  # fmt: skip
 
