@@ -41,7 +41,6 @@ __all__ = [
     "shared_load_f32x4",
     "shared_store_bf16",
     "shared_store_f32x2",
-    "shared_store_f32x2_if",
     "shared_store_f32x4",
     "shared_store_word",
     "sigmoid",
@@ -52,7 +51,6 @@ __all__ = [
     "store_remote_f32",
     "store_remote_f32x2",
     "store_remote_word",
-    "store_remote_words",
     "store_word_if",
     "sum_lanes",
     "widen_fp8",
@@ -216,12 +214,6 @@ def shared_store_f32x2(address: Int32, low: Float32, high: Float32) -> None:
     asm("st.shared.v2.f32 [$0], {$1,$2};", "r,f,f", [address, low, high])
 
 
-def shared_store_f32x2_if(address: Int32, low: Float32, high: Float32, condition: Int32) -> None:
-    """Two fp32 to shared memory where `condition` is not 0."""
-    template = "{.reg .pred p; setp.ne.b32 p, $3, 0; @p st.shared.v2.f32 [$0], {$1,$2};}"
-    asm(template, "r,f,f,r", [address, low, high, condition])
-
-
 def shared_load_f32x2(address: Int32) -> tuple[Float32, Float32]:
     """Two fp32 of shared memory."""
     values: tuple[Float32, Float32] = asm(
@@ -246,13 +238,6 @@ def store_remote_word(address: Int32, word: Int32) -> None:
     read.
     """
     asm("st.shared::cluster.b32 [$0], $1;", "r,r", [address, word])
-
-
-def store_remote_words(address: Int32, words: Words) -> None:
-    """16 bytes to the shared memory of a block of the cluster; a cluster barrier must follow before they are
-    read.
-    """
-    asm("st.shared::cluster.v4.b32 [$0], {$1,$2,$3,$4};", "r,r,r,r,r", [address, *words])
 
 
 def pack_fp8(values: list[Float32]) -> Int32:

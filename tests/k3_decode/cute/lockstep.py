@@ -368,16 +368,12 @@ def _namespaces(run: Lockstep) -> dict[str, Any]:
         ).astype(np.int64),
         shared_load_f32x4=lambda at: _floats(run.shared_load(at, 16)),
         shared_store_f32x2=put_f32,
-        shared_store_f32x2_if=lambda at, low, high, condition: run.shared_store(
-            at, _bytes(low, high, count=count, dtype=np.float32), condition
-        ),
         shared_store_f32x4=lambda at, values: put_f32(at, *values),
         shared_store_word=lambda at, word: put_words(at, [word]),
         shared_store_bf16=put_bf16,
         store_remote_f32=put_f32,
         store_remote_f32x2=put_f32,
         store_remote_word=lambda at, word: put_words(at, [word]),
-        store_remote_words=put_words,
         load_matrices=lambda at, number: matrix(at, False)[:number],
         load_matrix_transposed=lambda at: matrix(at, True),
         pack_fp8=lambda values: _words(

@@ -50,7 +50,7 @@ def run_in_lockstep(row_tiles: int) -> Callable[[Args], None]:
             grid=(op.CLUSTER, uk_weight.shape[0], -(-packed.shape[0] // (16 * row_tiles))),
             cluster=op.CLUSTER,
             threads=op.THREADS,
-            dynamic_bytes=op._shared_bytes(args["q_norm"].shape[0], row_tiles),  # type: ignore[union-attr]
+            dynamic_bytes=op._shared_bytes(row_tiles),
         )
         assert launches.tolist() == [0] * 8 + [1] + [0] * (LAUNCH_SLOTS - 9)
 
