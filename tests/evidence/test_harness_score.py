@@ -59,3 +59,6 @@ def test_a_committed_score_is_as_expected_and_catches_five_of_six() -> None:
     assert committed.is_as_expected
     assert len(committed.caught) * 6 >= len(committed.planted) * 5
     assert len(committed.caught) >= 50
+    readme = path.parents[2] / "README.md"
+    if readme.is_file():  # a checkout
+        assert committed.words() in readme.read_text(encoding="utf-8")
