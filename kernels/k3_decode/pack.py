@@ -26,11 +26,8 @@ __all__ = ["K3DecodePack", "live_contracts", "live_variants", "main"]
 
 ROOT = Path(__file__).resolve().parent
 PREFIX = "kernels/k3_decode/"
-SHARED_FILES = (
-    "ops/contract.py", "op_table.py", "decode.py", "shapes.py", "dispatch.py", "model.py", "state.py",
-    "session.py",
-)  # fmt: skip
-"""Files whose change touches the evidence of every op."""
+RECORDS = (".md", ".svg", ".jsonl")
+"""Suffixes of files that nothing runs by."""
 LAYER_KINDS = ("kda_moe", "mla_moe")
 """What the layer benchmark times: an attention and the MoE behind it."""
 MRCR_LENGTHS = (256, 512)
@@ -59,17 +56,16 @@ class K3DecodePack:
         return _contracts()
 
     def ops_of_file(self, path: str) -> tuple[str, ...]:
-        """The op that a file is named after; every op for what all share; none for tests, docs, canary."""
+        """The op that a file is named after; none for prose and records; every op for all else, as an oracle,
+        a composition, a peer or the weights may decide any of them.
+        """
         if not path.startswith(PREFIX):
             return ()
-        inner = path.removeprefix(PREFIX)
-        folder, _, name = inner.rpartition("/")
-        stem = Path(name).stem
+        folder, _, name = path.removeprefix(PREFIX).rpartition("/")
+        stem, suffix = Path(name).stem, Path(name).suffix
         if folder in ("ops", "cpu", "cute") and stem in OPS:
             return (stem,)
-        if folder in ("ops", "cpu", "cute") and name.endswith(".py"):
-            return OPS
-        return OPS if inner in SHARED_FILES or inner == "claim.yaml" else ()
+        return () if suffix in RECORDS else OPS
 
     def variants(self) -> tuple[door.KernelVariant, ...]:
         """Descriptions of every compiled kernel."""
@@ -77,8 +73,9 @@ class K3DecodePack:
 
     def compile_command(self, architecture: str, variants: Sequence[str], folder: Path) -> tuple[str, ...]:
         """`python -m k3_decode.compile`, one process an architecture."""
-        command = (sys.executable, "-m", "k3_decode.compile", "--arch", architecture, "--out", str(folder))
-        return (*command, *variants)
+        # -P: a folder of that name where the user stands is not this package
+        command = (sys.executable, "-P", "-m", "k3_decode.compile", "--arch", architecture)
+        return (*command, "--out", str(folder), *variants)
 
     def make_args(
         self, op: str, cell: Cell, regime: str, seed: int, device: str, model: str

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from k3_decode.description import FILE, load_description, source_digest
-from k3_decode.pack import live_contracts, live_variants
+from k3_decode.pack import K3DecodePack, live_contracts, live_variants
 
 PLANNING = """
 import json, sys
@@ -58,3 +58,18 @@ def _as_if_of(folder: Path) -> Path:
     file = folder / FILE.name
     file.write_text(json.dumps(content | {"sources": source_digest(folder)}), encoding="utf-8")
     return file
+
+
+def test_a_file_that_is_no_ops_own_may_decide_every_op() -> None:
+    ops_of_file = K3DecodePack().ops_of_file
+    assert ops_of_file("kernels/k3_decode/cute/router.py") == ("router",)
+    for path in (
+        "oracle.py",
+        "layers.py",
+        "canary/weights.safetensors",
+        "cute/row_gemm.py",
+        "peers/timing.py",
+    ):
+        assert len(ops_of_file(f"kernels/k3_decode/{path}")) == 11, path
+    assert ops_of_file("kernels/k3_decode/NOTES.md") == ()
+    assert ops_of_file("vllm/config.py") == ()

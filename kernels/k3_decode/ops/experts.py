@@ -3,11 +3,11 @@
 Weights are MXFP4 (`ops/mxfp4.py`). Rows 0..I-1 of `w13` are the gate (w1), I..2I-1 the up-projection (w3). An
 id below 0 is skipped. On a tensor-parallel rank I is the rank's share and the sum is partial.
 
-Numeric scope. The latent comes of a normed row, so its values are near one or all zero, and |SiTU| is at most
-100. An implementation may keep hidden values in any 16-bit format that is exact to 11 bits from 2^-23 up and to
-2^-34 absolutely below; bf16, as stock has it, keeps 8 bits down to 2^-126. Latents of some 1e-3 are the smallest
-at which both mean the same, and that is what the regime `tiny` draws. Below, an expert's output is right to
-2^-34 times the sum of |w2| of its row.
+Numeric scope. The latent comes of a normed row, so its values are near one or all zero, and |SiTU| is at
+most 100. An implementation may keep hidden values in any 16-bit format that is exact to 11 bits from 2^-23
+up and to 2^-34 absolutely below; bf16, as stock has it, keeps 8 bits down to 2^-126. Latents of some 1e-3
+are the smallest at which both mean the same, and that is what the regime `tiny` draws. Below, an expert's
+output is right to 2^-34 times the sum of |w2| of its row.
 """
 
 import math
