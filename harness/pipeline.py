@@ -173,7 +173,8 @@ def judge_samples(plan: Plan, check: Check, samples: Samples) -> Outcome:
             status=Status.FAIL,
             tier=samples.tier,
             summary=f"the candidate {samples.ended.replace('_', ' ')}: {samples.detail}",
-            next_step=f"run `fasttrack run {check.stage.value}` and read the child's log in the run folder",
+            next_step=f"run `fasttrack run {check.stage.value}` again; what the process says meanwhile is in "
+            ".scratch/child.log of the run folder",
         )
     try:
         return stage_of(check.stage).judge(check, samples)

@@ -75,8 +75,11 @@ class WorkerHeader(Record):
 
 
 def serve_command(job_file: Path) -> tuple[str, ...]:
-    """Command line of the child process."""
-    return (sys.executable, "-m", "harness.worker", "--serve", str(job_file))
+    """Command line of the child process.
+
+    `-P`: else `-m` puts the current folder first, and a pull request's `harness` would judge in our place.
+    """
+    return (sys.executable, "-P", "-m", "harness.worker", "--serve", str(job_file))
 
 
 def serve(job: Job) -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from harness.engines.packs import harness_digest, source_digest
 from harness.evidence.run_folder import open_run
 from harness.measure.machine import read_machine
 from harness.planner import CodeDigests, make_plan
-from harness.worker import read_samples, work
+from harness.worker import read_samples, serve_command, work
 from tests.fakes.pack import FakePack
 from tests.fakes.requests import plan_request
 
@@ -175,3 +176,14 @@ def test_a_plan_of_other_code_is_not_collected_though_its_samples_fit_it(
         pytest.raises(EvidenceError, match="the plan was made with"),
     ):
         collect_samples(other, out, run)
+
+
+def test_a_harness_in_the_current_folder_does_not_judge_in_our_place(tmp_path: Path) -> None:
+    shadow = tmp_path / "harness"
+    shadow.mkdir()
+    (shadow / "__init__.py").write_text("raise SystemExit('the wrong harness')", encoding="utf-8")
+    command = serve_command(tmp_path / "no-such-job.json")
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert "the wrong harness" not in ran.stderr
+    assert "no-such-job.json" in ran.stderr

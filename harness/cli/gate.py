@@ -11,10 +11,12 @@ from harness.cli.selectors import JsonOutput
 
 if TYPE_CHECKING:  # the gate itself loads when a command runs
     from harness.documents import PolicySet
+    from harness.domain.plan import Plan
     from harness.domain.policy import Policy
     from harness.domain.verdict import Verdict
     from harness.evidence.verify import Rejudge, Replan
     from harness.gate import Move, Submission
+    from harness.repository import GitTree
 
 __all__ = ["app", "gate_submissions", "gate_verdict", "gate_words", "judge_of", "replan_of", "verdict_words"]
 
@@ -126,15 +128,41 @@ def _with_change_read(submission: "Submission", repo: Path) -> "Submission":
     try:
         limits = Limits(plan.policy.max_changed_files, plan.policy.max_diff_bytes)
         change, tree = load_change(repo, planned.base, planned.head, limits, pr=planned.pr)
-        tree.close()
+        with tree:
+            other_pack = _other_pack(plan, tree)
     except InputError as error:
         return replace(submission, other_change=f"its change could not be read in {repo}: {error}")
+    if other_pack:
+        return replace(submission, other_change=other_pack)
     # A clone may have another name or address, and its working tree is no part of the range.
     same = change.model_copy(update={"repository": planned.repository, "is_dirty": planned.is_dirty})
     if same.digest() == plan.change_digest:
         return submission
     words = f"{planned.base[:12]}..{planned.head[:12]} is another change in {repo} than in its plan"
     return replace(submission, other_change=words)
+
+
+def _other_pack(plan: "Plan", tree: "GitTree") -> str:
+    """How the pack files that ran differ from those of the head; empty where they do not, or where the
+    repository does not hold the pack.
+    """
+    from functools import partial
+
+    from harness.engines.packs import files_digest, load_pack
+
+    prefix = load_pack(plan.pack).repository_prefix
+    paths = [path for path in tree.paths("head") if path.startswith(prefix)]
+    reads = {path.removeprefix(prefix): partial(_content, tree, path) for path in paths}
+    if not reads or files_digest(reads) == plan.pack_digest:
+        return ""
+    return (
+        f"the files of pack {plan.pack} that ran ({plan.pack_digest[:12]}) are not those under {prefix} at "
+        f"{plan.change.head[:12]}, so it speaks of another version; check that commit out and run again"
+    )
+
+
+def _content(tree: "GitTree", path: str) -> bytes:
+    return tree.read("head", path) or b""
 
 
 def _moves(submissions: "Sequence[Submission]", head: str, repo: Path | None) -> "dict[str, Move]":
@@ -193,8 +221,9 @@ def _print_verdict(verdict: "Verdict") -> None:
         signed = f"signed by {use.signer[:16]}…" if use.signer else "unsigned"
         refused = f"; does not count: {use.refused}" if use.refused else ""
         made = f", made with harness {use.harness[:12]}" if use.harness else ""
+        of = f"of {use.base[:12]}..{use.head[:12]}, " if use.base and use.head else ""
         out.print(
-            f"bundle {use.name}: {use.state.value}, {signed}{made}{refused}", markup=False, soft_wrap=True
+            f"bundle {use.name}: {of}{use.state.value}, {signed}{made}{refused}", markup=False, soft_wrap=True
         )
     for waiver in verdict.waivers:
         expiry = "EXPIRED" if waiver.is_expired else "until"

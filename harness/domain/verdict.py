@@ -55,6 +55,8 @@ class BundleUse(Record):
     head: Sha | None
     state: BundleState
     signer: str | None
+    base: Sha | None = None
+    """Where its change begins; isolation judged nothing before it."""
     harness: Digest | None = None
     """Harness that made it, as its plan says."""
     refused: str = ""

@@ -7,8 +7,9 @@ is other code.
 
 import hashlib
 import tomllib
+from collections.abc import Callable, Mapping
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import cast
 
 from harness.domain.errors import InputError
@@ -16,6 +17,7 @@ from harness.domain.pack import Pack
 
 __all__ = [
     "entry_points_of",
+    "files_digest",
     "harness_digest",
     "installed_packs",
     "load_pack",
@@ -66,12 +68,18 @@ def entry_points_of(group: str) -> tuple[metadata.EntryPoint, ...]:
 
 def source_digest(folder: Path) -> str:
     """sha256 over relative paths and contents of every file below `folder`, in path order, without caches."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return files_digest({path.relative_to(folder).as_posix(): path.read_bytes for path in paths})
+
+
+def files_digest(files: Mapping[str, Callable[[], bytes]]) -> str:
+    """`source_digest` of files by relative path, wherever their contents come from."""
     total = hashlib.sha256()
-    for path in sorted(folder.rglob("*"), key=lambda p: p.relative_to(folder).as_posix()):
-        if IGNORED_PARTS.intersection(path.parts) or path.suffix == ".pyc" or not path.is_file():
-            continue
-        total.update(path.relative_to(folder).as_posix().encode() + b"\0")
-        total.update(hashlib.sha256(path.read_bytes()).digest())
+    for name in sorted(files):
+        path = PurePosixPath(name)
+        if not IGNORED_PARTS.intersection(path.parts) and path.suffix != ".pyc":
+            total.update(name.encode() + b"\0")
+            total.update(hashlib.sha256(files[name]()).digest())
     return total.hexdigest()
 
 

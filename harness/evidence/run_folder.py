@@ -167,7 +167,12 @@ def open_run(folder: Path, plan: Plan) -> RunFolder:
     A finished bundle becomes a run again: its manifest and attestation are removed first. Raises `InputError`
     where the folder holds another plan, something that is no run, or a run that another process has open.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{folder}: the run's folder cannot be made ({error.strerror}); choose another place with --out"
+        ) from error
     lock = _lock(folder)
     try:
         _require_own_folder(folder, plan)

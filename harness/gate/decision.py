@@ -168,6 +168,12 @@ def _obstacles(submissions: Sequence[Submission], head: Sha | None) -> list[str]
         for sha in heads
         if len({p.pack_digest for p in plans if p.change.head == sha}) > 1
     ]
+    found += [
+        f"the bundles of head {sha[:12]} take it for a change from different bases, so isolation judged "
+        "another range than the rest; make all of them with the pull request's own --base"
+        for sha in heads
+        if len({p.change.base for p in plans if p.change.head == sha}) > 1
+    ]
     return found
 
 
@@ -178,6 +184,11 @@ def _refusal(submission: Submission, policy: Policy) -> str:
         raise AssertionError(f"{submission.name} was refused before")
     if plan.change.is_dirty:
         return "made from uncommitted changes, so it is bound to no commit; commit and run again"
+    if not plan.change.files:
+        return (
+            f"its change {plan.change.base[:12]}..{plan.change.head[:12]} has no changed file, so isolation "
+            "had nothing to judge; run again with the pull request's own --base"
+        )
     if submission.asked is None:
         return (
             f"its plan could not be made again, so nothing shows that it asks all: {_why_unasked(submission)}"
@@ -217,12 +228,15 @@ def _foreign_rules(submissions: Iterable[Submission], asked: Policy | PolicySet)
 def _note(submission: Submission, policy: Policy) -> str:
     """What the gate plans or judges otherwise than a bundle that other code made."""
     verification, plan = submission.verification, submission.plan
-    if verification.state is not BundleState.UNCONFIRMED or plan is None or submission.asked is None:
+    if plan is None or submission.asked is None:
         return ""
     here = verification.verified_with or ""
     code = f"another version of pack {plan.pack} than is here"
     if here != plan.harness_digest:
         code = f"harness {plan.harness_digest[:12]}, and this gate is {here[:12]}"
+    if verification.state is not BundleState.UNCONFIRMED:
+        is_other = here != plan.harness_digest or submission.has_other_pack
+        return f"made with {code}; every check of it is asked and judged alike here" if is_other else ""
     planned = len(other_questions(plan, submission.asked))
     judged = {p.path for s in verification.steps if s.name == "rederivation" for p in s.differing}
     return (
@@ -263,6 +277,7 @@ def _verdict(
             tier=s.plan.tier if s.plan else None,
             arch=s.plan.machine.arch if s.plan else None,
             head=s.plan.change.head if s.plan else None,
+            base=s.plan.change.base if s.plan else None,
             state=s.verification.state,
             signer=s.verification.signer,
             harness=s.verification.made_with,

@@ -7,8 +7,8 @@ from harness.domain.check import Check, StageName
 
 __all__ = ["Move", "why_stale"]
 
-PROSE = (".md", ".rst", ".txt")
-"""Suffixes of files that cannot change what runs."""
+PROSE = (".md", ".rst")
+"""Suffixes of files that cannot change what runs; `.txt` can: requirements.txt, CMakeLists.txt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ class Submission:
     """What the planner here asks of the same claim, policy, change and machine; None where it cannot tell."""
     claim: Claim | None = None
     """The claim in force in the pack installed here, where that is known."""
+    has_other_pack: bool = False
+    """Whether the pack installed here is another than the plan names."""
     other_change: str = ""
     """How the repository's change differs from the plan's, where somebody looked; empty where it does not."""
 
@@ -73,6 +75,13 @@ def load_submission(
     outcomes = tuple(
         judged.get(o.check, o) for o in bundle.outcomes if o.check in judged or o.status is Status.SKIPPED
     )
-    asked, claim = (planned[0].checks, planned[0].claim) if planned else (None, None)
-    is_sound = verification.state in SOUND
-    return Submission(shown, verification, bundle.plan, outcomes if is_sound else (), asked, claim)
+    again = planned[0] if planned else None
+    return Submission(
+        shown,
+        verification,
+        bundle.plan,
+        outcomes if verification.state in SOUND else (),
+        asked=again.checks if again else None,
+        claim=again.claim if again else None,
+        has_other_pack=bool(again and again.pack != bundle.plan.pack_digest),
+    )

@@ -166,3 +166,9 @@ def test_the_lock_ends_with_the_run(tmp_path: Path, plan: Plan) -> None:
     run.close()
     run.close()
     assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
+def test_a_folder_that_cannot_be_made_is_told_in_words(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(InputError, match=r"cannot be made .*choose another place with --out"):
+        open_run(tmp_path / "file" / "run", plan)

@@ -504,6 +504,33 @@ def test_a_new_head_that_touches_only_prose_and_tests_leaves_all_but_isolation_f
     assert {s.check.split("/")[0] for s in verdict.stale} == {"isolation"}
 
 
+def test_a_text_file_may_decide_what_runs(made: Make) -> None:
+    verdict = _decide(made(), head=NEW_HEAD, moves=_moved("requirements/cuda.txt"))
+    assert "kernels/kda_step/cpu.tp1.dcp1.b1.c64.d0.bf16.decode" in {s.check for s in verdict.stale}
+
+
+def test_a_change_without_a_file_proves_nothing_of_the_head(made: Make) -> None:
+    change = example_plan(scene="passing").change.model_copy(update={"base": HEAD, "files": ()})
+    verdict = _decide(made(change=change))
+    assert verdict.answer is Answer.REJECTED
+    assert "has no changed file, so isolation had nothing to judge" in verdict.reasons[0]
+
+
+def test_bundles_of_one_head_with_different_bases_are_not_merged(made: Make) -> None:
+    change = example_plan(scene="passing").change.model_copy(update={"base": NEW_HEAD})
+    verdict = _decide(made(), made(name="other", change=change))
+    assert verdict.answer is Answer.COULD_NOT_JUDGE
+    assert "from different bases" in verdict.reasons[0]
+
+
+def test_a_bundle_of_another_pack_version_says_so_even_where_all_is_asked_alike(made: Make) -> None:
+    bundle = replace(made(), has_other_pack=True)
+    verdict = _decide(bundle)
+    assert verdict.answer is Answer.ADMITTED
+    assert "another version of pack k3_decode than is here" in verdict.bundles[0].note
+    assert verdict.bundles[0].base == example_plan(scene="passing").change.base
+
+
 def test_a_new_head_that_changes_code_outside_the_pack_ends_what_ran_but_not_the_audit(made: Make) -> None:
     verdict = _decide(made(), head=NEW_HEAD, moves=_moved("vllm/model_executor/layers/x.py"))
     assert [m.stage.value for m in verdict.missing] == ["isolation", "kernels", "coverage", "evals", "sweep"]

@@ -1,6 +1,7 @@
 """What a moved head leaves of a bundle, read from a real repository."""
 
 import subprocess
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,8 +10,9 @@ from typer.testing import CliRunner
 
 from harness.cli import gate as gate_command
 from harness.domain.verdict import Verdict
+from harness.engines.packs import files_digest
 from harness.evidence.run_folder import load_plan
-from harness.repository import load_change
+from harness.repository import GitTree, load_change
 from tests.evidence.example_judge import judge
 from tests.evidence.example_run import as_planned, example_plan, example_policy_set, write_example
 
@@ -58,13 +60,21 @@ def _verdict(bundle: Path, head: str, repo: Path | None) -> Verdict:
     return Verdict.model_validate_json(CliRunner().invoke(gate_command.app, words).stdout)
 
 
+def _content(tree: GitTree, path: str) -> bytes:
+    return tree.read("head", path) or b""
+
+
 def _bundle(folder: Path, head: str, repo: Path) -> Path:
     """A bundle of one commit of the repository."""
     plan = example_plan(scene="passing")
     change, tree = load_change(repo, f"{head}~1", head, pr=plan.change.pr)
-    tree.close()
+    with tree:
+        paths = [p for p in tree.paths("head") if p.startswith(PACK.repository_prefix)]
+        ran = files_digest(
+            {p.removeprefix(PACK.repository_prefix): partial(_content, tree, p) for p in paths}
+        )
     change = change.model_copy(update={"is_dirty": False})  # the tree here may be of a later commit
-    bound = {"change": change.without_hunks(), "change_digest": change.digest()}
+    bound = {"change": change.without_hunks(), "change_digest": change.digest(), "pack_digest": ran}
     return write_example(folder, plan.model_copy(update=bound), "passing")
 
 
@@ -110,3 +120,13 @@ def test_a_plan_that_speaks_of_another_change_than_the_repository_holds_counts_f
     unknown = forged.model_copy(update={"change": forged.change.model_copy(update={"base": "b" * 40})})
     verdict = _verdict(write_example(tmp_path / "unknown", unknown, "passing"), head, repo)
     assert "its change could not be read in" in verdict.reasons[0]
+
+
+def test_evidence_of_other_pack_files_than_the_heads_is_refused(repo: Path, tmp_path: Path) -> None:
+    _commit(repo, "README.md", "one")
+    head = _commit(repo, "kernels/k3_decode/cute/router.py", "one")
+    honest = load_plan(_bundle(tmp_path / "honest", head, repo))
+    other = honest.model_copy(update={"pack_digest": "9" * 64})
+    verdict = _verdict(write_example(tmp_path / "other", other, "passing"), head, repo)
+    assert verdict.exit_code == 1
+    assert "are not those under kernels/k3_decode/" in verdict.reasons[0]
