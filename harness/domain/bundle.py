@@ -126,6 +126,8 @@ class SamplesHeader(Record):
 
     schema_version: Literal[1] = 1
     check: CheckId
+    plan: Digest | None = None
+    """Plan whose question these samples answer; None in bundles from before samples named it."""
     tier: Tier
     ended: Literal["ran", "crashed", "timed_out"]
     detail: str

@@ -34,6 +34,10 @@ __all__ = [
 ]
 
 STAGES = list(StageName)
+UNBOUND = (
+    "its samples name no plan, so nothing shows that they answer this one; the check must be run again by a "
+    "version whose samples do"
+)
 
 
 def check_schemas(work: Work, notes: Notes) -> None:
@@ -148,6 +152,10 @@ def check_samples(work: Work, notes: Notes) -> None:
             continue
         if header.tier is not outcome.tier:
             notes.wrong(outcome.check, f"outcome is of tier {outcome.tier}, its samples of {header.tier}")
+        if header.plan is None:
+            work.unbound.add(outcome.check)
+        elif header.plan != work.parts["plan_digest"]:
+            notes.wrong(outcome.check, f"its samples answer another plan ({header.plan[:12]})")
         files = {f"{folder}/{name}.parquet" for name in header.tables} | {f"{folder}/{SAMPLES_HEADER}"}
         for name in sorted(files ^ held.get(folder, set())):
             notes.wrong(name, "and the samples' header do not name the same tables")
@@ -184,6 +192,10 @@ def check_rederivation(work: Work, notes: Notes) -> None:
         if f"{samples_folder(outcome.check)}/{SAMPLES_HEADER}" not in work.sizes:
             continue
         notes.looked_at += 1
+        if outcome.check in work.unbound:
+            is_known = work.replanned is not None and is_own
+            (notes.wrong if is_known else notes.differs)(outcome.check, UNBOUND)
+            continue
         try:
             samples = read_samples(work.folder, outcome.check)
         except EvidenceError as error:

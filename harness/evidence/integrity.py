@@ -89,6 +89,8 @@ class Work:
     """Digests of the plan and of its parts, as they lie in the file."""
     replanned: Replanned | None = None
     outcomes: list[Outcome] = field(default_factory=list)
+    unbound: set[str] = field(default_factory=set)
+    """Checks whose samples name no plan."""
 
 
 @dataclass(slots=True)

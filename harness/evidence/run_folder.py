@@ -19,6 +19,7 @@ from typing import Self
 from harness.domain.check import Check, CheckId, Outcome, Samples, Status
 from harness.domain.errors import EvidenceError, InputError
 from harness.domain.plan import Plan
+from harness.domain.record import Digest, sha256_hex
 from harness.evidence.names import (
     ATTESTATION,
     LEDGER,
@@ -32,7 +33,7 @@ from harness.evidence.names import (
 )
 from harness.evidence.redaction import Redactor
 from harness.evidence.samples import has_samples, read_samples, write_samples
-from harness.evidence.strict_json import load_record, parse_record
+from harness.evidence.strict_json import load_record, parse_record, read_bounded
 
 __all__ = [
     "MAX_OUTCOME_BYTES",
@@ -57,6 +58,7 @@ class RunFolder:
         self.plan = plan
         self.redactor = Redactor.of_process()
         self._lock = lock
+        self._plan_digest = _plan_digest(folder)
         self._checks = {c.id: c for c in plan.checks}
         self._outcomes = {o.check: o for o in _read_whole_lines(folder / OUTCOMES)}
 
@@ -157,7 +159,7 @@ class RunFolder:
         for leftover in (temporary, place):
             if leftover.exists():  # samples of an outcome whose line was never written
                 shutil.rmtree(leftover)
-        write_samples(temporary, samples)
+        write_samples(temporary, samples, self._plan_digest)
         temporary.rename(place)
 
 
@@ -239,6 +241,11 @@ def _require_own_folder(folder: Path, plan: Plan) -> None:
         )
 
 
+def _plan_digest(folder: Path) -> Digest:
+    """Digest of the plan as it lies on disk, which is what the manifest binds."""
+    return sha256_hex(read_bounded(folder / PLAN, MAX_PLAN_BYTES))
+
+
 def _drop_torn_line(path: Path) -> None:
     """Cut what a crash left after the last whole line."""
     with path.open("a+b") as file:
@@ -252,7 +259,8 @@ def _drop_torn_line(path: Path) -> None:
 def _drop_lost_samples(folder: Path) -> None:
     """Forget outcomes whose samples cannot be read, so that their checks run again."""
     outcomes = list(_read_whole_lines(folder / OUTCOMES))
-    kept = [o for o in outcomes if o.status is Status.SKIPPED or has_samples(folder, o.check)]
+    plan = _plan_digest(folder)
+    kept = [o for o in outcomes if o.status is Status.SKIPPED or has_samples(folder, o.check, plan)]
     if len(kept) != len(outcomes):
         write_atomically(folder / OUTCOMES, b"".join(o.canonical() + b"\n" for o in kept))
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from harness.domain.bundle import SamplesHeader
 from harness.domain.check import Samples, SampleTable
 from harness.domain.errors import EvidenceError
-from harness.domain.record import Scalar
+from harness.domain.record import Digest, Scalar
 from harness.evidence.names import SAMPLES_HEADER, samples_folder, table_file
 from harness.evidence.strict_json import load_record, open_regular, parse_json
 
@@ -33,8 +33,8 @@ _MIXED = b"fasttrack.mixed"
 _INT64 = range(-(2**63), 2**63)
 
 
-def write_samples(folder: Path, samples: Samples) -> None:
-    """Write the samples of one check into a new folder."""
+def write_samples(folder: Path, samples: Samples, plan: Digest) -> None:
+    """Write the samples of one check into a new folder, bound to the plan with that digest."""
     folder.mkdir(parents=True)
     for table in samples.tables:
         arrays, fields = [], []
@@ -50,6 +50,7 @@ def write_samples(folder: Path, samples: Samples) -> None:
                 writer.add_key_value_metadata({_MIXED.decode(): json.dumps(mixed)})
     header = SamplesHeader(
         check=samples.check,
+        plan=plan,
         tier=samples.tier,
         ended=samples.ended,
         detail=samples.detail,
@@ -69,10 +70,12 @@ def read_header(root: Path, check: str) -> SamplesHeader:
     return header
 
 
-def has_samples(root: Path, check: str) -> bool:
-    """Whether a check's samples are there whole: the header and the footer of every table."""
+def has_samples(root: Path, check: str, plan: Digest) -> bool:
+    """Whether a check's samples for this plan are there whole: the header and the footer of every table."""
     try:
         header = read_header(root, check)
+        if header.plan != plan:
+            return False
         for name in header.tables:
             with os.fdopen(open_regular(root / table_file(check, name)), "rb") as raw:
                 pq.ParquetFile(raw)

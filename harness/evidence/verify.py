@@ -9,7 +9,7 @@ Eleven steps, one function each:
 6. binding: the manifest's digests, change and tier are the plan's; thresholds are the policy's
 7. planning: the checks are those that the planner here makes of claim, policy, change and machine
 8. outcomes: each belongs to a planned check, once, in plan order; what has none is missing
-9. samples: each outcome has its own samples, and nothing else has any
+9. samples: each outcome has its own samples, made for this plan, and nothing else has any
 10. rederivation: each outcome judged again from its samples is the same
 11. attestation: the signature, where there is one, is over this manifest
 

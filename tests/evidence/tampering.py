@@ -4,12 +4,13 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.domain.bundle import FileEntry, Manifest, Verification
+from harness.domain.bundle import FileEntry, Manifest, SamplesHeader, Verification
 from harness.domain.check import Outcome
-from harness.evidence.names import ATTESTATION, MANIFEST, OUTCOMES
+from harness.domain.record import canonical_bytes
+from harness.evidence.names import ATTESTATION, MANIFEST, OUTCOMES, SAMPLES_HEADER
 from harness.evidence.strict_json import parse_record
 
-__all__ = ["edit_outcomes", "rehash", "said"]
+__all__ = ["edit_outcomes", "rebind_samples", "rehash", "said"]
 
 
 def rehash(folder: Path) -> None:
@@ -24,6 +25,17 @@ def rehash(folder: Path) -> None:
     files.sort(key=lambda f: f.path)
     forged = manifest.model_copy(update={"files": tuple(files)})
     (folder / MANIFEST).write_bytes(forged.canonical())
+
+
+def rebind_samples(folder: Path, plan: str | None) -> None:
+    """Make every samples' header name this plan (None: no plan), and the manifest fit."""
+    for path in folder.rglob(SAMPLES_HEADER):
+        header = parse_record(path.read_bytes(), SamplesHeader)
+        raw = header.model_copy(update={"plan": plan}).model_dump(mode="json")
+        if plan is None:
+            del raw["plan"]
+        path.write_bytes(canonical_bytes(raw))
+    rehash(folder)
 
 
 def edit_outcomes(folder: Path, edit: Callable[[Outcome], Outcome | None]) -> None:

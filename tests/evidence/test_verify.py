@@ -26,7 +26,7 @@ from harness.evidence.strict_json import parse_record
 from harness.evidence.verify import Replanned, conclusion, verify
 from tests.evidence.example_judge import judge
 from tests.evidence.example_run import as_planned, example_plan, only, write_example
-from tests.evidence.tampering import edit_outcomes, rehash, said
+from tests.evidence.tampering import edit_outcomes, rebind_samples, rehash, said
 
 ROUTER = "kernels/router/cpu.tp1.dcp1.b64.c512.d0.bf16.decode"
 
@@ -259,6 +259,32 @@ def test_a_table_swapped_between_two_valid_bundles_is_noticed(bundle: Path, tmp_
     assert "the samples give PASS" in _broken(bundle)
 
 
+def test_samples_of_another_valid_bundle_are_noticed_though_they_are_judged_alike(
+    bundle: Path, tmp_path: Path, plan: Plan
+) -> None:
+    other = write_example(tmp_path / "other", plan.model_copy(update={"nonce": "e" * 16}))
+    place = samples_folder(ROUTER)
+    shutil.rmtree(bundle / place)
+    shutil.copytree(other / place, bundle / place)
+    rehash(bundle)
+    result = verify(bundle, judge)
+    assert result.state is BundleState.BROKEN
+    other_plan = sha256_hex((other / "plan.json").read_bytes())
+    assert said(result) == f"{ROUTER}: its samples answer another plan ({other_plan[:12]})"
+
+
+def test_samples_that_name_no_plan_are_broken_by_the_code_that_names_it_and_else_unconfirmed(
+    bundle: Path,
+) -> None:
+    rebind_samples(bundle, None)
+    own = verify(bundle, judge, as_planned)
+    other = verify(bundle, judge, lambda plan: Replanned("9" * 64, plan.pack_digest, plan.checks))
+    assert (own.state, other.state) == (BundleState.BROKEN, BundleState.UNCONFIRMED)
+    assert f"{ROUTER}: its samples name no plan" in said(own)
+    assert f"{ROUTER}: its samples name no plan" in said(other)
+    assert (other.is_replanned, other.is_rederived) == (True, False)
+
+
 def test_an_outcome_left_out_makes_the_bundle_incomplete(bundle: Path) -> None:
     edit_outcomes(bundle, lambda o: None if o.check == ROUTER else o)
     shutil.rmtree(bundle / samples_folder(ROUTER))
@@ -302,7 +328,7 @@ def _rewritten(bundle: Path, plan: Plan) -> None:
     again = Manifest.of(plan, manifest.machine, manifest.files, manifest.created)
     (bundle / "plan.json").write_bytes(plan.canonical())
     (bundle / "manifest.json").write_bytes(again.canonical())
-    rehash(bundle)
+    rebind_samples(bundle, plan.digest())
 
 
 def test_a_threshold_that_the_policy_does_not_set_is_refused(bundle: Path, plan: Plan) -> None:
@@ -407,7 +433,7 @@ def test_a_bundle_from_before_a_field_was_added_to_its_plan_still_verifies(bundl
         "policy_digest": sha256_hex(canonical_bytes(older["policy"])),
     }
     (bundle / "manifest.json").write_bytes(manifest.model_copy(update=digests).canonical())
-    rehash(bundle)
+    rebind_samples(bundle, digests["plan_digest"])
     assert said(verify(bundle, judge, as_planned)) == ""
 
 
