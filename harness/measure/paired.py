@@ -2,7 +2,8 @@
 
 Intervals are Tango's score intervals for the difference of paired proportions (Tango 1998, Statistics in
 Medicine 17:891), which keep their coverage when few or no pairs disagree, where Wald's collapse to a point.
-Everything is one-sided at `alpha` on each end, as non-inferiority asks one question at one end.
+Each end is one-sided: the lower one at `alpha`, as non-inferiority asks one question at one end; the upper one
+at the false-alarm rate, so that two equal arms are called worse no more often than that.
 """
 
 from collections.abc import Callable
@@ -15,9 +16,11 @@ __all__ = [
     "PairedVerdict",
     "Verdict",
     "compare_pairs",
+    "excess_p",
     "items_needed",
     "power_at_margin",
     "tango_interval",
+    "verdict_of",
 ]
 
 
@@ -59,7 +62,7 @@ class PairedVerdict(NamedTuple):
     power: float
     """Chance of NOT_WORSE for two equal arms at this discordance and number of items."""
     items_needed: int
-    """Items at which that chance reaches the policy's power."""
+    """Items at which two equal arms are told from a loss of the margin with the policy's power, both ways."""
 
 
 def tango_interval(pairs: Pairs, alpha: float) -> tuple[float, float]:
@@ -93,28 +96,54 @@ def power_at_margin(n: int, discordance: float, margin: float, alpha: float) -> 
     return float(special.ndtr(margin / spread - _upper(alpha)))
 
 
-def items_needed(discordance: float, margin: float, alpha: float, power: float) -> int:
-    """Items at which `power_at_margin` reaches `power` and the interval can be narrow enough at all."""
+def items_needed(
+    discordance: float, margin: float, alpha: float, power: float, false_alarm: float | None = None
+) -> int:
+    """Items at which `power_at_margin` reaches `power`, a loss of `margin` is called worse as surely, and the
+    interval can be narrow enough at all.
+    """
     z_alpha, z_power = _upper(alpha), -_upper(power)
-    by_spread = discordance * ((z_alpha + z_power) / margin) ** 2
+    z_both = max(z_alpha, _upper(alpha if false_alarm is None else false_alarm))
+    by_spread = discordance * ((z_both + z_power) / margin) ** 2
     by_score = z_alpha**2 * (1 - margin) / margin
     return ceil(max(by_spread, by_score, 1.0))
 
 
-def compare_pairs(pairs: Pairs, margin: float, alpha: float, power: float) -> PairedVerdict:
-    """Non-inferiority of the optimised arm by `margin` (a share, such as 0.03)."""
-    low, high = tango_interval(pairs, alpha)
+def compare_pairs(
+    pairs: Pairs, margin: float, alpha: float, power: float, false_alarm: float | None = None
+) -> PairedVerdict:
+    """Non-inferiority of the optimised arm by `margin` (a share, such as 0.03).
+
+    NOT_WORSE: the lower end is above -margin. WORSE: the upper end is below 0, or the lower end is at or
+    below -margin although so many items would have excluded it: with `power`, and with all but `false_alarm`
+    of the chance, as else equal arms would be called worse too often. OPEN: anything else. `false_alarm` is
+    `alpha` where it is None.
+    """
+    alarm = alpha if false_alarm is None else false_alarm
+    low, high = tango_interval(pairs, alpha)[0], tango_interval(pairs, alarm)[1]
     discordant = pairs.only_stock + pairs.only_optimised
     p = _mcnemar_p(pairs.only_stock, discordant) if discordant else 1.0
     chance = power_at_margin(pairs.n, discordant / pairs.n, margin, alpha)
-    if low > -margin:
-        verdict = Verdict.NOT_WORSE
-    elif high < 0 or chance >= power:
-        verdict = Verdict.WORSE
-    else:
-        verdict = Verdict.OPEN
-    needed = items_needed(discordant / pairs.n, margin, alpha, power)
+    verdict = verdict_of(low, high, margin, is_sure=chance >= max(power, 1.0 - alarm))
+    needed = items_needed(discordant / pairs.n, margin, alpha, power, alarm)
     return PairedVerdict(verdict, pairs.difference, low, high, p, chance, needed)
+
+
+def verdict_of(low: float, high: float, margin: float, *, is_sure: bool) -> Verdict:
+    """What an interval of optimised minus stock says; `is_sure`: equal arms would have excluded the margin."""
+    if low > -margin:
+        return Verdict.NOT_WORSE
+    return Verdict.WORSE if high < 0 or is_sure else Verdict.OPEN
+
+
+def excess_p(only_stock: int, only_optimised: int) -> float:
+    """Exact one-sided p-value that the optimised arm shows something more often than stock only by chance."""
+    from scipy import stats  # as in `_upper`
+
+    discordant = only_stock + only_optimised
+    if discordant == 0:
+        return 1.0
+    return float(stats.binomtest(only_optimised, discordant, alternative="greater").pvalue)
 
 
 def _upper(alpha: float) -> float:

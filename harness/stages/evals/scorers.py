@@ -10,7 +10,13 @@ from difflib import SequenceMatcher
 
 __all__ = ["SCORER_IDS", "exact", "mrcr", "score_tokens", "tail"]
 
-SCORER_IDS = {"exact": "exact/1", "mrcr": "mrcr-official/1", "tail": "tail/1"}
+SCORER_IDS = {
+    "aime": "aime-integer/1",
+    "exact": "exact/1",
+    "lm_eval_aime25": "lm-eval-aime25/0.4.13",
+    "mrcr": "mrcr-official/1",
+    "tail": "tail/1",
+}
 """Id and version by scorer name; part of every result."""
 
 
@@ -25,7 +31,8 @@ def mrcr(answer: Sequence[object], target: Sequence[object], prefix: Sequence[ob
     n = len(prefix)
     if list(answer[:n]) != list(prefix):
         return 0.0
-    return SequenceMatcher(None, answer[n:], target[n:]).ratio()
+    right = target[n:] if list(target[:n]) == list(prefix) else target
+    return SequenceMatcher(None, answer[n:], right).ratio()
 
 
 def tail(answer: Sequence[object], target: Sequence[object], count: int) -> float:
@@ -36,8 +43,8 @@ def tail(answer: Sequence[object], target: Sequence[object], count: int) -> floa
 def score_tokens(
     scorer: str, answer: Sequence[int], target: Sequence[int], prefix_tokens: int, tail_tokens: int
 ) -> float:
-    """Score of one embedded item by scorer name; raises `KeyError` for a name that is no scorer."""
-    if scorer not in SCORER_IDS:
+    """Score of one embedded item by scorer name; raises `KeyError` for a name that is no scorer of tokens."""
+    if scorer not in ("exact", "mrcr", "tail"):
         raise KeyError(scorer)
     if scorer == "mrcr":
         return mrcr(answer, target, target[:prefix_tokens])
