@@ -32,10 +32,23 @@ def judge(check: Check, samples: Samples) -> Outcome:
         )
     if unfit := misshapen(samples, SHAPES):
         return unusable(check, samples, unfit)
+    variant, target = (_value(samples, "compile", name) for name in ("variant", "target"))
+    if variant != check.parameter("variant"):
+        said = f"they were read from variant {variant}, not {check.parameter('variant')}"
+        return unusable(check, samples, (said,))
     error = _value(samples, "compile", "error")
     if error is not None:
         return _outcome(check, samples, Status.FAIL, f"does not compile: {error}"[:500], _again(check))
     missing = _value(samples, "compile", "missing")
+    if missing is None and (check.cell is None or target != check.cell.arch):
+        said = f"the machine code is for {target or 'no target that it names'}"
+        return _outcome(
+            check,
+            samples,
+            Status.FAIL,
+            f"{said}, not for {check.cell.arch if check.cell else 'one of the claim'}",
+            "compile each variant for the architecture that it is asked for",
+        )
     programs = tuple(ProgramFact(**r) for r in _records(samples, "programs"))
     accesses = tuple(AccessFact(**r) for r in _records(samples, "accesses"))
     control = _control(samples)

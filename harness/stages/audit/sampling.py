@@ -29,10 +29,11 @@ from harness.stages.audit.planning import chosen_variants
 from harness.stages.audit.planted import mutants, planted_facts, verdict
 from harness.stages.audit.program import Level, Program, SourceLine
 from harness.stages.audit.ptx import doubtful_lines, parse_ptx
-from harness.stages.audit.sass import parse_sass
+from harness.stages.audit.sass import parse_sass, target_of
 
 __all__ = ["MUTANT_COLUMNS", "sample"]
 
+COMPILE_COLUMNS = ("error", "missing", "variant", "target")
 CONTROL_COLUMNS = ("name", "level", "expected", "observed", "is_right")
 MUTANT_COLUMNS = ("mutation", *ACCESS_COLUMNS)
 MUTANT_ROWS = 3
@@ -79,10 +80,15 @@ def _compiled(context: StageContext, variant: KernelVariant, architecture: str, 
 
 def _tables(compiled: Compiled, variant: KernelVariant, pack: Pack) -> tuple[SampleTable, ...]:
     if compiled.error is not None:
-        return (SampleTable(name="compile", columns=("error", "missing"), rows=((compiled.error, None),)),)
+        row = (compiled.error, None, compiled.name, None)
+        return (SampleTable(name="compile", columns=COMPILE_COLUMNS, rows=(row,)),)
     read = _read(compiled, variant, pack)
     return (
-        SampleTable(name="compile", columns=("error", "missing"), rows=((None, read.missing),)),
+        SampleTable(
+            name="compile",
+            columns=COMPILE_COLUMNS,
+            rows=((None, read.missing, compiled.name, target_of(compiled.text(".sass") or "")),),
+        ),
         SampleTable(name="programs", columns=PROGRAM_COLUMNS, rows=tuple(as_row(p) for p in read.programs)),
         SampleTable(name="accesses", columns=ACCESS_COLUMNS, rows=tuple(as_row(a) for a in read.accesses)),
         SampleTable(

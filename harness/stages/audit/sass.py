@@ -23,8 +23,9 @@ from harness.stages.audit.program import (
     SourceLine,
 )
 
-__all__ = ["parse_sass"]
+__all__ = ["parse_sass", "target_of"]
 
+ARCHITECTURE = re.compile(r"^\s*\.target\s+([\w.]+)", re.MULTILINE)
 SECTION = re.compile(r"^\s*\.section\s+\.text\.([\w$.]+)")
 LINE = re.compile(r'^\s*//## File "([^"]*)", line (\d+)')
 LABEL = re.compile(r"^([.$\w]+):\s*$")
@@ -104,6 +105,12 @@ class _Line(NamedTuple):
     opcode: str
     operands: str
     line: SourceLine | None
+
+
+def target_of(text: str) -> str | None:
+    """The architecture that the machine code says it runs on; None where it names none or several."""
+    named = set(ARCHITECTURE.findall(text))
+    return named.pop() if len(named) == 1 else None
 
 
 def parse_sass(

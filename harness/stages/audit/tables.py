@@ -26,8 +26,12 @@ _RESOURCES: Mapping[str, Column] = {
 _CONTROL: Mapping[str, Column] = {
     "name": TEXT, "level": _LEVEL, "expected": TEXT, "observed": TEXT, "is_right": FLAG,
 }  # fmt: skip
+_COMPILE: Mapping[str, Column] = {
+    "error": optional(TEXT), "missing": optional(TEXT), "variant": TEXT, "target": optional(TEXT),
+}  # fmt: skip
+"""`variant`: whose files were read; `target`: what the machine code itself says that it runs on."""
 SHAPES: Mapping[str, TableShape] = {
-    "compile": TableShape({"error": optional(TEXT), "missing": optional(TEXT)}, is_required=True, max_rows=1),
+    "compile": TableShape(_COMPILE, is_required=True, max_rows=1),
     "programs": TableShape(_PROGRAM, key=("subject", "level")),
     "accesses": TableShape(_ACCESS),
     "resources": TableShape(_RESOURCES),

@@ -208,6 +208,28 @@ def _blinded(table: SampleTable) -> SampleTable:
     return table.model_copy(update={"rows": rows})
 
 
+def test_samples_of_a_sibling_variant_do_not_answer_for_this_one(root: Path, tmp_path: Path) -> None:
+    (check,) = audit.plan(request(CopyPack(root, "fault")))
+    (sibling,) = audit.plan(request(CopyPack(root)))
+    good = audit.sample(sibling, context(CopyPack(root), tmp_path))
+    assert audit.judge(sibling, good).status is Status.PASS
+    outcome = audit.judge(check, good.model_copy(update={"check": check.id}))
+    assert outcome.status is Status.INVALID
+    assert "read from variant hoisted_load_fixed, not hoisted_load_fault" in outcome.summary
+
+
+def test_machine_code_for_another_architecture_than_the_one_asked_for_fails(
+    root: Path, tmp_path: Path
+) -> None:
+    pack = CopyPack(root, architectures=("sm_90a", "sm_103a"))
+    checks = {c.id: c for c in audit.plan(request(pack, "sm_90a", "sm_103a"))}
+    made = audit.sample(checks["audit/hoisted_load_fixed/sm_90a"], context(pack, tmp_path))
+    other = checks["audit/hoisted_load_fixed/sm_103a"]
+    outcome = audit.judge(other, made.model_copy(update={"check": other.id}))
+    assert outcome.status is Status.FAIL
+    assert outcome.summary == "the machine code is for sm_90a, not for sm_103a"
+
+
 def test_samples_without_sass_are_no_evidence(root: Path, tmp_path: Path) -> None:
     pack = CopyPack(root)
     (check,) = audit.plan(request(pack))
