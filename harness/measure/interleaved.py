@@ -69,13 +69,7 @@ def compare(stock_us: Sequence[float], other_us: Sequence[float], alpha: float, 
         raise ValueError(
             f"{len(stock_us)} and {len(other_us)} blocks cannot be compared: four pairs at least"
         )
-    source = random.Random(seed)
-    pairs = list(zip(stock_us, other_us, strict=True))
-    ratios = []
-    for _ in range(RESAMPLES):
-        drawn = source.choices(pairs, k=len(pairs))
-        ratios.append(median(a for a, _ in drawn) / median(b for _, b in drawn))
-    ratios.sort()
+    ratios = _resampled_ratios(stock_us, other_us, seed)
     cut = int(alpha * RESAMPLES)
     return Comparison(
         median(stock_us) / median(other_us),
@@ -84,3 +78,14 @@ def compare(stock_us: Sequence[float], other_us: Sequence[float], alpha: float, 
         median(stock_us),
         median(other_us),
     )
+
+
+def _resampled_ratios(stock_us: Sequence[float], other_us: Sequence[float], seed: int) -> list[float]:
+    """Ratios of medians of pairs drawn with replacement, sorted. Drawn as `random.choices` draws."""
+    import numpy
+
+    source, count = random.Random(seed), len(stock_us)
+    drawn = numpy.array([source.random() for _ in range(RESAMPLES * count)]) * float(count)
+    places = numpy.floor(drawn).astype(int).reshape(RESAMPLES, count)
+    stock, other = (numpy.median(numpy.array(us)[places], axis=1) for us in (stock_us, other_us))
+    return sorted(float(ratio) for ratio in stock / other)

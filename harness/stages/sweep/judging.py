@@ -1,12 +1,10 @@
 """What the times of a cell amount to. Pure: samples in, outcome out."""
 
-from collections.abc import Sequence
-
 from harness.domain.check import Check, Control, Figure, Outcome, Samples, Status, judged
 from harness.domain.table_shape import unusable
 from harness.measure.interleaved import Comparison, compare
 from harness.stages.sweep.layers import chosen_stock, layer_figures, layer_objection
-from harness.stages.sweep.tables import faults
+from harness.stages.sweep.tables import arm_times, faults
 
 __all__ = ["judge"]
 
@@ -14,10 +12,10 @@ __all__ = ["judge"]
 def judge(check: Check, samples: Samples) -> Outcome:
     """The outcome of one cell."""
     is_layer = dict(check.parameters).get("kind") is not None
-    if unfit := faults(samples, is_layer=is_layer):
+    if unfit := faults(check, samples, is_layer=is_layer):
         return unusable(check, samples, unfit)
     alpha, seed = check.number("alpha"), int(check.parameter("seed") or 0)
-    times = {arm: _times(samples, arm) for arm in ("stock", "optimised", "null", "slow")}
+    times = arm_times(samples)
     share = _path_share(samples)
     if share is None or share < check.number("min_path_share"):
         words = f"the optimised arm took the optimised path for {share or 0:.1%} of its tokens"
@@ -95,13 +93,6 @@ def _figures(gain: Comparison, null: Comparison, noise: float, share: float) -> 
         Figure(name="noise_floor", value=noise),
         Figure(name="path_share", value=share),
     )
-
-
-def _times(samples: Samples, arm: str) -> Sequence[float]:
-    """Times of an arm in the order of its blocks, by which the arms are paired."""
-    table = samples.table("timings")
-    rows = [] if table is None else [row for row in table.records() if row["arm"] == arm]
-    return [float(row["us"] or 0.0) for row in sorted(rows, key=lambda row: int(row["block"] or 0))]
 
 
 def _path_share(samples: Samples) -> float | None:

@@ -6,7 +6,7 @@ the control). Tables: `timings` (arm, block, us) and `steps` (ledger totals by a
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -14,9 +14,10 @@ from typing import Any
 from harness.domain.check import Check, Outcome, Samples, SampleTable
 from harness.domain.pack import SessionRequest
 from harness.domain.stage import StageContext
-from harness.measure.interleaved import TimedUnit, compare, cpu_unit, time_arms
+from harness.measure.interleaved import TimedUnit, cpu_unit, time_arms
 from harness.stages.sweep.judging import judge
 from harness.stages.sweep.layers import sample_layers
+from harness.stages.sweep.stopping import is_narrow
 
 __all__ = ["run", "sample"]
 
@@ -45,7 +46,7 @@ def sample(check: Check, context: StageContext) -> Samples:
         delay_s = _delay(work["slow"], check.number("planted_slowdown"))
         units: dict[str, TimedUnit] = {arm: cpu_unit(step) for arm, step in work.items() if arm != "slow"}
         units["slow"] = cpu_unit(partial(_step_and_spin, work["slow"], delay_s))
-        rows = time_arms(units, int(check.number("blocks")), _is_narrow(check))
+        rows = time_arms(units, int(check.number("blocks")), is_narrow(check))
     return Samples(
         check=check.id,
         tier=context.tier,
@@ -111,17 +112,3 @@ def _spin(seconds: float) -> None:
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         pass
-
-
-def _is_narrow(check: Check) -> Callable[[Sequence[tuple[str, int, float]]], bool]:
-    """Whether the ratio's interval is as narrow as the policy asks, or its verdict is clear of the limit."""
-
-    def enough(rows: Sequence[tuple[str, int, float]]) -> bool:
-        by_arm = {arm: [us for a, _, us in rows if a == arm] for arm in ("stock", "optimised")}
-        found = compare(by_arm["stock"], by_arm["optimised"], check.number("alpha"), seed=len(rows))
-        return (
-            len(by_arm["stock"]) >= 8
-            and found.high - found.low < check.number("interval_width") * found.ratio
-        )
-
-    return enough

@@ -1,8 +1,10 @@
-"""The tables of a sweep check, and that its arms were timed in the same blocks; whole layers have more."""
+"""The tables of a sweep check, and that its arms were timed in the same blocks, as many as the plan's
+rule says; whole layers have more.
+"""
 
 from collections.abc import Iterator, Mapping
 
-from harness.domain.check import Samples
+from harness.domain.check import Check, Samples
 from harness.domain.table_shape import (
     COUNT,
     FLAG,
@@ -13,8 +15,9 @@ from harness.domain.table_shape import (
     choice,
     misshapen,
 )
+from harness.stages.sweep.stopping import stopping_fault
 
-__all__ = ["ARMS", "LAYER_SHAPES", "SHAPES", "faults"]
+__all__ = ["ARMS", "LAYER_SHAPES", "SHAPES", "arm_times", "faults"]
 
 ARMS = ("stock", "optimised", "null", "slow")
 _ARM = choice(*ARMS)
@@ -49,9 +52,20 @@ LAYER_SHAPES: Mapping[str, TableShape] = {
 }
 
 
-def faults(samples: Samples, *, is_layer: bool = False) -> tuple[str, ...]:
+def faults(check: Check, samples: Samples, *, is_layer: bool = False) -> tuple[str, ...]:
     """What keeps the times from being compared."""
-    return misshapen(samples, LAYER_SHAPES if is_layer else SHAPES) or tuple(_unpaired(samples))
+    unfit = misshapen(samples, LAYER_SHAPES if is_layer else SHAPES) or tuple(_unpaired(samples))
+    if unfit:
+        return unfit
+    stopped = stopping_fault(check, arm_times(samples), stops_early=not is_layer)
+    return () if stopped is None else (stopped,)
+
+
+def arm_times(samples: Samples) -> dict[str, list[float]]:
+    """Times of each arm in the order of its blocks, by which the arms are paired."""
+    table = samples.table("timings")
+    rows = sorted(() if table is None else table.records(), key=lambda row: int(row["block"] or 0))
+    return {arm: [float(row["us"] or 0.0) for row in rows if row["arm"] == arm] for arm in ARMS}
 
 
 def _unpaired(samples: Samples) -> Iterator[str]:

@@ -74,6 +74,9 @@ class LayerPack(FakePack):
         return FakeSlice(self.asked)
 
 
+BLOCKS = 40
+
+
 def layer_checks(*, is_full: bool = False, pack: FakePack | None = None) -> tuple[Check, ...]:
     request = replace(
         plan_request(pack or LayerPack()),
@@ -90,7 +93,7 @@ def one_check() -> Check:
 
 def layer_samples(check: Check, *, optimised_us: float = 40.0, error: float = 0.004) -> Samples:
     means = {"stock": 100.0, "optimised": optimised_us, "null": 100.0, "slow": 160.0}
-    rows = tuple((arm, block, mean + block % 2) for block in range(12) for arm, mean in means.items())
+    rows = tuple((arm, block, mean + block % 2) for block in range(BLOCKS) for arm, mean in means.items())
     counts = {"kernels": 9.0, "moved_bytes": 80e6, "read_gb_per_s": 4000.0}
     return Samples(
         check=check.id,
@@ -189,6 +192,15 @@ def test_samples_of_layers_that_do_not_fit_are_invalid_and_never_a_crash() -> No
     check = one_check()
     for done, bad in spoiled(layer_samples(check), LAYER_SHAPES):
         assert judge(check, bad).status is Status.INVALID, done
+
+
+def test_layers_are_timed_in_every_planned_block_however_narrow_the_interval_is() -> None:
+    check = one_check()
+    samples = layer_samples(check)
+    kept = tuple(row for row in samples.tables[0].rows if isinstance(row[1], int) and row[1] < 8)
+    outcome = judge(check, with_rows(samples, "timings", kept))
+    assert outcome.status is Status.INVALID
+    assert "8 blocks were timed and the plan asks for 40" in outcome.summary
 
 
 def test_a_table_of_errors_without_rows_is_invalid() -> None:

@@ -15,6 +15,7 @@ from tests.fakes.requests import plan_request, planned, stage_context
 from tests.stages.spoiled_tables import spoiled, with_rows, without_rows
 
 SWEEP = StageName.SWEEP
+BLOCKS = 40
 
 
 def _check(**thresholds: float) -> Check:
@@ -24,9 +25,9 @@ def _check(**thresholds: float) -> Check:
 
 
 def _samples(check: Check, optimised_us: float, null_us: float = 100.0, share: int = 20) -> Samples:
-    """Twelve blocks with one microsecond of spread, stock at 100 us, the planted arm at 160."""
+    """As many blocks as planned, with one microsecond of spread, stock at 100 us, the planted arm at 160."""
     means = {"stock": 100.0, "optimised": optimised_us, "null": null_us, "slow": 160.0}
-    rows = tuple((arm, block, mean + block % 2) for block in range(12) for arm, mean in means.items())
+    rows = tuple((arm, block, mean + block % 2) for block in range(BLOCKS) for arm, mean in means.items())
     steps = (("optimised", "decode", "optimised", share), ("optimised", "decode", "stock", 20 - share))
     return Samples(
         check=check.id, tier=Tier.SMOKE,
@@ -84,13 +85,41 @@ def test_a_promised_ratio_is_what_the_cell_must_reach() -> None:
     assert judge(promised, _samples(promised, 50.0)).status is Status.FAIL
 
 
-def test_too_few_blocks_are_inconclusive() -> None:
-    check = _check()
-    samples = _samples(check, 50.0)
-    table = samples.tables[0]
-    short = table.model_copy(update={"rows": table.rows[:8]})
-    outcome = judge(check, samples.model_copy(update={"tables": (short, samples.tables[1])}))
+def test_a_plan_of_too_few_blocks_is_inconclusive() -> None:
+    check = _check(blocks=2)
+    outcome = judge(check, _first_blocks(_samples(check, 50.0), 2))
     assert outcome.status is Status.INCONCLUSIVE
+    assert "four pairs at least" in outcome.summary
+
+
+def _first_blocks(samples: Samples, count: int) -> Samples:
+    kept = tuple(row for row in samples.tables[0].rows if isinstance(row[1], int) and row[1] < count)
+    return with_rows(samples, "timings", kept)
+
+
+@pytest.mark.parametrize(
+    ("count", "width", "words"),
+    [
+        (4, 1.0, "4 blocks were timed and the plan asks for 40, and the interval is not narrow yet"),
+        (12, 1e-9, "12 blocks were timed and the plan asks for 40, and the interval is not narrow yet"),
+        (12, 1.0, "12 blocks were timed and the plan asks for 40; its own rule stops after 8"),
+        (9, 1.0, "9 blocks were timed and the plan asks for 40; its own rule stops after 8"),
+    ],
+)
+def test_blocks_that_no_run_by_the_rule_ends_with_are_invalid(count: int, width: float, words: str) -> None:
+    check = _check(interval_width=width)
+    outcome = judge(check, _first_blocks(_samples(check, 50.0), count))
+    assert outcome.status is Status.INVALID
+    assert words in outcome.summary
+
+
+def test_a_run_that_stops_when_its_interval_is_narrow_counts_and_more_blocks_than_planned_do_not() -> None:
+    check = _check(interval_width=1.0)
+    assert judge(check, _first_blocks(_samples(check, 50.0), 8)).status is Status.PASS
+    planned_ten = _check(blocks=10, interval_width=1e-9)
+    assert judge(planned_ten, _first_blocks(_samples(check, 50.0), 10)).status is Status.PASS
+    outcome = judge(planned_ten, _first_blocks(_samples(check, 50.0), 12))
+    assert "12 blocks were timed and the plan asks for 10" in outcome.summary
 
 
 def test_real_timing_of_a_path_with_extra_work_does_not_pass(tmp_path: Path) -> None:
@@ -117,7 +146,7 @@ def test_an_arm_that_leaves_out_a_block_is_not_paired(arm: str) -> None:
     check = _check()
     outcome = judge(check, without_rows(_samples(check, 50.0), "timings", arm=arm, block=5))
     assert outcome.status is Status.INVALID
-    assert "was not timed in blocks 0 to 1" in outcome.summary
+    assert "was not timed in blocks 0 to 3" in outcome.summary
 
 
 def test_arms_are_paired_by_block_in_whatever_order_the_rows_come() -> None:
