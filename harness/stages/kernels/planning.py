@@ -187,6 +187,7 @@ def _check(
         ("seed", _seed(request.seed, check_id)),
         ("outputs", _written(op, "output")),
         ("states", _written(op, "state")),
+        ("by_token", _by_token(op)),
     )
     return Check(
         id=check_id,
@@ -233,6 +234,11 @@ def _thresholds(request: PlanRequest) -> tuple[Threshold, ...]:
 def _written(op: OpContract, role: str) -> str:
     """Names of what an op writes, so that samples which leave one out can be told."""
     return ",".join(p.name for p in op.parameters if p.role == role)
+
+
+def _by_token(op: OpContract) -> str:
+    """Names of the outputs that have a row a token, so that samples which leave rows out can be told."""
+    return ",".join(p.name for p in op.parameters if p.role == "output" and p.token_axis is not None)
 
 
 def _seed(seed: int, check_id: str) -> int:

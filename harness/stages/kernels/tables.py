@@ -1,8 +1,8 @@
 """The tables of a kernel check, and which rows must be there before its errors say anything.
 
 A table that fits its shape can still leave out the row that would have failed. The plan says what the op
-writes: every output must have been spoiled, repeated, and compared in every regime, token by token; every
-state repeated and compared.
+writes: every output must have been spoiled, repeated, and compared in every regime, token by token (`rows`);
+every state repeated and compared.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.domain.check import Check, Samples
 from harness.domain.table_shape import COUNT, FLAG, NUMBER, TEXT, TableShape, choice, misshapen
+from harness.stages.kernels.rows import missing_rows
 
 __all__ = ["GUARD_SHAPES", "SHAPES", "faults"]
 
@@ -73,9 +74,8 @@ def _missing(check: Check, samples: Samples) -> Iterator[str]:
             yield f"state {state} was compared in no regime"
     yield from _missing_controls(samples, outputs)
     yield from _missing_tokens(samples, outputs)
-    mates = [*_records(samples, "mates"), *_records(samples, "mates_exact")]
-    if check.cell is not None and check.cell.batch > 1 and not mates:
-        yield "no request was judged in a step with a poisoned one"
+    if check.cell is not None:
+        yield from missing_rows(check.cell, _named(check, "by_token"), samples)
     arms = {r["arm"] for r in _records(samples, "operations")}
     yield from (f"operations of {arm} are missing" for arm in ("optimised", "disguised") if arm not in arms)
 

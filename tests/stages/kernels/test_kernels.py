@@ -19,7 +19,7 @@ from harness.stages.kernels.planning import edge_cells, outside_cells
 from harness.stages.kernels.tables import GUARD_SHAPES, SHAPES
 from tests.fakes.requests import CHANGE, MACHINE, ZONES
 from tests.stages.kernels.example_pack import NormPack
-from tests.stages.spoiled_tables import spoiled, without_rows
+from tests.stages.spoiled_tables import spoiled, with_rows, without_rows
 
 ENVELOPE = Envelope(
     architectures=(
@@ -268,6 +268,16 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> tuple[Check, Samples]:
     return check, kernels.sample(check, context(pack, tmp_path_factory.mktemp("honest")))
 
 
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Check, Samples]:
+    """An honest candidate in a step of four requests."""
+    pack = NormPack("honest")
+    base = first_cell(pack)
+    assert base.cell is not None
+    check = base.model_copy(update={"cell": base.cell.model_copy(update={"batch": 4, "drafts": 0})})
+    return check, kernels.sample(check, context(pack, tmp_path_factory.mktemp("crowd")))
+
+
 def test_samples_that_do_not_fit_are_invalid_and_never_a_crash(honest: tuple[Check, Samples]) -> None:
     check, samples = honest
     for done, bad in spoiled(samples, SHAPES):
@@ -303,6 +313,54 @@ def test_rows_that_were_left_out_make_the_check_invalid(
 ) -> None:
     check, samples = honest
     outcome = kernels.judge(check, without_rows(samples, table, **values))
+    assert outcome.status is Status.INVALID
+    assert words in outcome.summary
+
+
+@pytest.mark.parametrize(
+    ("table", "values", "words"),
+    [
+        ("mates", {"output": "out"}, "output out has no row in table mates or mates_exact"),
+        ("mates", {"token": 0}, "output out was compared for 2 tokens in regime mates, not 3"),
+        ("mates_exact", {}, "output copy has no row in table mates or mates_exact"),
+    ],
+)
+def test_each_output_is_compared_for_every_healthy_token_beside_a_poisoned_request(
+    table: str, values: dict[str, Any], words: str, crowd: tuple[Check, Samples]
+) -> None:
+    check, samples = crowd
+    assert kernels.judge(check, samples).status is Status.PASS
+    outcome = kernels.judge(check, without_rows(samples, table, **values))
+    assert outcome.status is Status.INVALID
+    assert words in outcome.summary
+
+
+def test_a_token_that_is_left_out_of_every_table_is_missed_all_the_same(
+    crowd: tuple[Check, Samples],
+) -> None:
+    check, samples = crowd
+    for table in ("errors", "control_errors"):
+        samples = without_rows(samples, table, token=3, output="out")
+    outcome = kernels.judge(check, samples)
+    assert outcome.status is Status.INVALID
+    assert "output out was compared for 3 tokens in regime gaussian, not 4" in outcome.summary
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("exact", "copy was compared over no element (table exact)"),
+        ("mates_exact", "copy was compared over no element (table mates_exact)"),
+        ("repeats", "was compared over no element (table repeats)"),
+    ],
+)
+def test_a_comparison_over_no_element_is_none(table: str, words: str, crowd: tuple[Check, Samples]) -> None:
+    check, samples = crowd
+    rows = samples.table(table)
+    assert rows is not None
+    place = rows.columns.index("elements")
+    emptied = tuple((*row[:place], 0, *row[place + 1 :]) for row in rows.rows)
+    outcome = kernels.judge(check, with_rows(samples, table, emptied))
     assert outcome.status is Status.INVALID
     assert words in outcome.summary
 
