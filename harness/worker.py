@@ -213,9 +213,16 @@ def sample_check(check: Check, context: StageContext) -> Samples:
 
 
 def _is_candidates(error: BaseException, pack_root: Path) -> bool:
-    """Whether the exception came out of the pack's own code."""
+    """Whether the exception, or one that it was raised in the course of, came out of the pack's own code."""
     root = str(pack_root.resolve()) + os.sep
-    return any(frame.filename.startswith(root) for frame in traceback.extract_tb(error.__traceback__))
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        if any(frame.filename.startswith(root) for frame in traceback.extract_tb(one.__traceback__)):
+            return True
+        seen.add(id(one))
+        one = one.__cause__ or one.__context__
+    return False
 
 
 def _require_same_kind(plan: Plan, machine: Machine) -> None:

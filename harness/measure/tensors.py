@@ -89,7 +89,7 @@ class Touch(NamedTuple):
 
     argument: str
     kind: str
-    """`guard`, `gap`, `input` or `untouched_state`."""
+    """`guard`, `gap`, `input`, `untouched_state`, or `version`: written in place and put back."""
     bytes_changed: int
 
 
@@ -101,6 +101,8 @@ class Guarded:
     _buffers: dict[str, torch.Tensor]
     _before: dict[str, torch.Tensor]
     _spans: dict[str, tuple[int, int]]
+    _versions: dict[str, int]
+    """Torch's own count of in-place operations on each tensor."""
 
     def changed(self, may_change: Mapping[str, torch.Tensor | None]) -> tuple[Touch, ...]:
         """What was changed outside `may_change`: argument name to a mask of its elements, or None for all of
@@ -110,6 +112,8 @@ class Guarded:
         for name, buffer in self._buffers.items():
             before = self._before[name]
             if torch.equal(buffer, before):
+                if name not in may_change and self.args[name]._version != self._versions[name]:
+                    found.append(Touch(name, "version", self._spans[name][1]))
                 continue
             start, size = self._spans[name]
             tensor = self.args[name]
@@ -146,6 +150,16 @@ class Guarded:
         """Take what the buffers hold now as what they held before the call."""
         for name, buffer in self._buffers.items():
             self._before[name].copy_(buffer)
+        self.remember_versions()
+
+    def remember_versions(self) -> None:
+        """Take in-place operations so far as our own."""
+        for name in self._buffers:
+            self._versions[name] = self.args[name]._version
+
+    def buffers(self, names: Sequence[str]) -> tuple[torch.Tensor, ...]:
+        """The whole buffers of arguments, guard bands included: bytes, a multiple of 256 of them."""
+        return tuple(self._buffers[name] for name in names)
 
 
 def guard(args: Mapping[str, Any]) -> Guarded:
@@ -164,7 +178,8 @@ def guard(args: Mapping[str, Any]) -> Guarded:
         flat.copy_(value.as_strided((flat.numel(),), (1,), value.storage_offset()))
         copies[name] = flat.as_strided(value.shape, value.stride(), flat.storage_offset())
         buffers[name], spans[name] = buffer, (BAND_BYTES, size)
-    return Guarded(copies, buffers, {n: b.clone() for n, b in buffers.items()}, spans)
+    versions = {name: copies[name]._version for name in buffers}
+    return Guarded(copies, buffers, {n: b.clone() for n, b in buffers.items()}, spans, versions)
 
 
 def poison(tensor: torch.Tensor) -> None:

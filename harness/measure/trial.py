@@ -2,8 +2,9 @@
 
 Everything comes out as rows, unjudged; which rows there are is said where they are kept
 (`stages/kernels/sampling.py`). Regime `reused` is the first regime's with other inputs in the same buffers,
-so that results kept by address show; `mates` is healthy requests beside a poisoned one; `graph0` to `graph2`
-are replays of a captured CUDA graph with changed inputs.
+so that results kept by address show; `mates` is healthy requests beside a poisoned one, on inputs of their
+own. The candidate runs first: no answer that it could find in memory exists before (`run_pair`). What only a
+GPU has, graphs and late predecessors, is in `replays`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +40,14 @@ __all__ = [
     "Trial",
     "error_rows",
     "exact_rows",
+    "fresh_arguments",
     "has_error",
+    "optimised_arm",
+    "poison_outputs",
+    "record",
+    "run_arm",
+    "run_pair",
+    "stock_arm",
     "stock_errors",
     "token_rows",
     "touch_rows",
@@ -49,9 +57,8 @@ __all__ = [
 
 LAUNCH_SLOTS = 16
 """Length of the counters that optimised ops add to."""
-REUSE_SHIFT, GRAPH_SHIFT = 1000, 2000
+REUSE_SHIFT, MATES_SHIFT = 1000, 3000
 """Offsets of seeds, so that inputs differ from every regime's."""
-GRAPH_REPLAYS = 3
 Row = tuple[Scalar, ...]
 
 
@@ -87,6 +94,11 @@ class Trial:
         """Parameters of these roles, in order."""
         return tuple(p for p in self.contract.parameters if p.role in roles)
 
+    @property
+    def weights(self) -> frozenset[str]:
+        """Names of what is laid out once, as at load time."""
+        return frozenset(p.name for p in self.of_role("weight"))
+
     def arguments(self, regime: str, shift: int) -> dict[str, Any]:
         """Fresh arguments; equal shifts give equal values."""
         return self.pack.make_args(self.op, self.cell, regime, self.seed + shift, self.device, self.model)
@@ -119,16 +131,19 @@ class Pair:
 
 def try_regime(trial: Trial, regime: str, number: int, rows: Rows) -> Pair:
     """Both arms on one regime's inputs; in the first (number 0) also the repeats, replays and operations."""
-    pair = _run_pair(trial, trial.arguments(regime, number))
-    _record(trial, regime, pair, rows)
+    pair = run_pair(trial, trial.arguments(regime, number))
+    record(trial, regime, pair, rows)
     if number == 0:
         _record_repeats(trial, pair, rows)
         _record_operations(trial, pair.args, rows)
         _record_reuse(trial, regime, pair, rows)
-        _record_mates(trial, pair.args, rows)
-        if trial.device != "cpu":
-            _record_graph(trial, regime, pair.args, rows)
+        _record_mates(trial, regime, pair.args, rows)
     return pair
+
+
+def fresh_arguments(trial: Trial, regime: str, args: Mapping[str, Any], shift: int) -> dict[str, Any]:
+    """Arguments of another seed over the weights of `args`."""
+    return trial.arguments(regime, shift) | {name: args[name] for name in trial.weights}
 
 
 def without_gradients() -> AbstractContextManager[object]:
@@ -200,42 +215,48 @@ def touch_rows(
             yield regime, arm, parameter.name, "unwritten", left * value.element_size()
 
 
-def _run_pair(trial: Trial, args: dict[str, Any], optimised: Result | None = None) -> Pair:
-    """Oracle and both arms on the same inputs; a candidate that ran already is taken as it is."""
+def run_pair(trial: Trial, args: dict[str, Any], optimised: Result | None = None) -> Pair:
+    """Oracle and both arms on the same inputs; a candidate that ran already is taken as it is.
+
+    The candidate goes first, so that neither the oracle's nor stock's answer lies in memory that it can read.
+    """
+    optimised = optimised or run_arm(trial, args, optimised_arm(trial))
     truth = trial.pack.oracle(trial.op, args)
-    stock = _run(trial, args, _stock_arm(trial))
-    optimised = optimised or _run(trial, args, _optimised_arm(trial))
+    stock = run_arm(trial, args, stock_arm(trial))
     return Pair(args, truth, trial.pack.touched(trial.op, args), stock, optimised)
 
 
-def _stock_arm(trial: Trial) -> Callable[[Result], None]:
+def stock_arm(trial: Trial) -> Callable[[Result], None]:
+    """What runs stock on a result's arguments."""
     return lambda result: trial.pack.run_stock(trial.op, result.guarded.args)
 
 
-def _optimised_arm(trial: Trial) -> Callable[[Result], None]:
+def optimised_arm(trial: Trial) -> Callable[[Result], None]:
+    """What runs the candidate on a result's arguments."""
     pack, op, implementation = trial.pack, trial.op, trial.implementation
     return lambda result: pack.run_optimised(op, implementation, result.guarded.args, result.launches)
 
 
-def _run(trial: Trial, args: dict[str, Any], arm: Callable[[Result], None]) -> Result:
+def run_arm(trial: Trial, args: dict[str, Any], arm: Callable[[Result], None]) -> Result:
     """One arm on guarded copies with poisoned outputs."""
     guarded = guard(args)
     launches = torch.zeros(LAUNCH_SLOTS, dtype=torch.int32, device=trial.device)
-    _poison_outputs(trial, guarded)
+    poison_outputs(trial, guarded)
     result = Result(guarded, launches)
     arm(result)
     trial.settle()
     return result
 
 
-def _poison_outputs(trial: Trial, guarded: Guarded) -> None:
+def poison_outputs(trial: Trial, guarded: Guarded) -> None:
+    """Bits in every output that no call gives; what the buffers hold then counts as what was there before."""
     for parameter in trial.of_role("output"):
         if isinstance(guarded.args[parameter.name], torch.Tensor):
             poison(guarded.args[parameter.name])
     guarded.remember()
 
 
-def _record(trial: Trial, regime: str, pair: Pair, rows: Rows) -> None:
+def record(trial: Trial, regime: str, pair: Pair, rows: Rows) -> None:
     """Everything the judge needs of one pair of runs."""
     optimised = pair.optimised.guarded.args
     for row in error_rows(trial, regime, pair, optimised):
@@ -258,7 +279,7 @@ def _touched_tokens(mask: torch.Tensor | None, axis: int | None) -> list[bool] |
 
 def _record_repeats(trial: Trial, pair: Pair, rows: Rows) -> None:
     """The candidate again on fresh copies: how many elements come out differently."""
-    second = _run(trial, pair.args, _optimised_arm(trial))
+    second = run_arm(trial, pair.args, optimised_arm(trial))
     for parameter in trial.of_role("output", "state"):
         one, two = pair.optimised.guarded.args[parameter.name], second.guarded.args[parameter.name]
         if isinstance(one, torch.Tensor):
@@ -268,13 +289,13 @@ def _record_repeats(trial: Trial, pair: Pair, rows: Rows) -> None:
 def _record_operations(trial: Trial, args: dict[str, Any], rows: Rows) -> None:
     """Torch operations of both arms, and of stock counting launches as the candidate would: the control."""
     recorded = {}
-    for arm, work in (("stock", _stock_arm(trial)), ("optimised", _optimised_arm(trial))):
+    for arm, work in (("stock", stock_arm(trial)), ("optimised", optimised_arm(trial))):
         result = Result(guard(args), torch.zeros(LAUNCH_SLOTS, dtype=torch.int32, device=trial.device))
         recorded[arm] = operations_of(partial(work, result))
     disguised = Result(guard(args), torch.zeros(LAUNCH_SLOTS, dtype=torch.int32, device=trial.device))
 
     def disguise() -> None:
-        _stock_arm(trial)(disguised)
+        stock_arm(trial)(disguised)
         disguised.launches[trial.pack.launch_index(trial.op)] += 1
 
     recorded["disguised"] = operations_of(disguise)
@@ -284,28 +305,27 @@ def _record_operations(trial: Trial, args: dict[str, Any], rows: Rows) -> None:
 
 def _record_reuse(trial: Trial, regime: str, pair: Pair, rows: Rows) -> None:
     """Other inputs in the buffers of an earlier run: what was kept by address, or done once only, shows."""
-    weights = frozenset(p.name for p in trial.of_role("weight"))
-    fresh = trial.arguments(regime, REUSE_SHIFT) | {name: pair.args[name] for name in weights}
-    again = _run(trial, pair.args, _optimised_arm(trial))
-    again.guarded.refill(fresh, weights)
+    fresh = fresh_arguments(trial, regime, pair.args, REUSE_SHIFT)
+    again = run_arm(trial, pair.args, optimised_arm(trial))
+    again.guarded.refill(fresh, trial.weights)
     again.launches.zero_()
-    _poison_outputs(trial, again.guarded)
-    _optimised_arm(trial)(again)
+    poison_outputs(trial, again.guarded)
+    optimised_arm(trial)(again)
     trial.settle()
-    _record(trial, "reused", _run_pair(trial, fresh, again), rows)
+    record(trial, "reused", run_pair(trial, fresh, again), rows)
 
 
-def _record_mates(trial: Trial, args: dict[str, Any], rows: Rows) -> None:
+def _record_mates(trial: Trial, regime: str, args: dict[str, Any], rows: Rows) -> None:
     """Healthy requests beside one whose activations are NaN, infinite and huge: they must not notice."""
     healthy = trial.cell.rows - trial.cell.rows // trial.cell.batch
     if not healthy:
         return
-    shared = dict(args)
+    shared = fresh_arguments(trial, regime, args, MATES_SHIFT)
     for parameter in trial.of_role("activation"):
-        value, axis = args[parameter.name], parameter.token_axis
+        value, axis = shared[parameter.name], parameter.token_axis
         if _is_by_token(value, axis, trial.cell.rows) and value.dtype.is_floating_point:
             shared[parameter.name] = _with_poisoned_mate(value, axis, healthy)
-    pair = _run_pair(trial, shared)
+    pair = run_pair(trial, shared)
     for parameter in trial.of_role("output"):
         want, axis = pair.truth.get(parameter.name), parameter.token_axis
         if not _is_by_token(want, axis, trial.cell.rows):
@@ -337,27 +357,3 @@ def _with_poisoned_mate(value: torch.Tensor, axis: int | None, healthy: int) -> 
     mate[..., 1::3] = torch.nan
     mate[..., 2::3] = torch.inf
     return copy
-
-
-def _record_graph(trial: Trial, regime: str, args: dict[str, Any], rows: Rows) -> None:
-    """Capture one call, then replay it on inputs that were changed in place."""
-    guarded = guard(args)
-    launches = torch.zeros(LAUNCH_SLOTS, dtype=torch.int32, device=trial.device)
-    call = trial.pack.bind_optimised(trial.op, trial.implementation, guarded.args, launches)
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    weights = frozenset(p.name for p in trial.of_role("weight"))
-    for replay in range(GRAPH_REPLAYS):
-        fresh = trial.arguments(regime, GRAPH_SHIFT + replay) | {name: args[name] for name in weights}
-        guarded.refill(fresh, weights)
-        launches.zero_()
-        _poison_outputs(trial, guarded)
-        graph.replay()
-        trial.settle()
-        _record(trial, f"graph{replay}", _run_pair(trial, fresh, Result(guarded, launches)), rows)

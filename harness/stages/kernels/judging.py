@@ -7,7 +7,7 @@ leave out what was planted, repeated or launched are INVALID. The control comes 
 must have been noticed, by the same rule.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from harness.domain.check import Check, Control, Figure, Finding, Outcome, Samples, Severity, Status
@@ -66,7 +66,7 @@ def judge(check: Check, samples: Samples) -> Outcome:
         _verdict(check, samples, control, findings),
         control,
         _figures(check, samples),
-        findings,
+        (*findings, *_spread_warnings(samples)),
     )
 
 
@@ -142,6 +142,7 @@ def _touch_findings(samples: Samples) -> tuple[Finding, ...]:
         "input": "is an input and was changed",
         "untouched_state": "was changed where the op does not own it",
         "unwritten": "was not written in full",
+        "version": "is an input that was written in place, whatever it holds now",
     }
     return tuple(
         Finding(
@@ -152,6 +153,35 @@ def _touch_findings(samples: Samples) -> tuple[Finding, ...]:
         for r in _records(samples, "touches")
         if r["arm"] == "optimised"
     )
+
+
+def _spread_warnings(samples: Samples) -> tuple[Finding, ...]:
+    """Where the candidate's own answers differ more than stock's do; it fails nothing."""
+    shares = _spread_shares(samples)
+    return tuple(
+        Finding(
+            rule="less_deterministic_than_stock",
+            severity=Severity.WARNING,
+            message=f"{output} over {over}: {share:.2g} of its elements differ, stock's {stock:.2g}",
+        )
+        for (arm, over, output), share in shares.items()
+        if arm == "optimised" and share > (stock := shares.get(("stock", over, output), 0.0))
+    )
+
+
+def _spread_shares(samples: Samples) -> dict[tuple[str, str, str], float]:
+    """Share of elements that differ, by (arm, over what, output)."""
+    return {
+        (str(r["arm"]), str(r["over"]), str(r["output"])): r["differing"] / r["elements"]
+        for r in _records(samples, "spread")
+        if r["elements"]
+    }
+
+
+def _jitter_differs(samples: Samples, reader: str) -> int:
+    """Rounds behind a late predecessor in which a reader saw anything else than without."""
+    rows = [r for r in _records(samples, "jitter") if r["reader"] == reader and r["differing"]]
+    return len({r["round"] for r in rows})
 
 
 def _control(check: Check, samples: Samples) -> Control:
@@ -168,6 +198,9 @@ def _control(check: Check, samples: Samples) -> Control:
     for control, kind in MEMORY_CONTROLS.items():
         if control in planted or control == "guard":
             noticed[f"memory {control}"] = (control, kind) in kinds
+    if samples.table("jitter") is not None:
+        noticed["read above the wait"] = _jitter_differs(samples, "early") > 0
+        noticed["read below the wait is right"] = _jitter_differs(samples, "patient") == 0
     noticed["stock by another name"] = _shared(samples, "disguised") > check.number("max_shared_operations")
     missed = [name for name, seen in noticed.items() if not seen]
     observed = f"not noticed: {', '.join(missed)}" if missed else f"{len(noticed)} spoiled results noticed"
@@ -200,8 +233,19 @@ def _figures(check: Check, samples: Samples) -> tuple[Figure, ...]:
             "repeat_identical_share", 1 - differing / elements if elements else None, "no repeat was run"
         ),
         _figure("shared_operations", _shared(samples, "optimised"), ""),
+        *_spread_figures(samples),
         *_sharpness(check, samples),
     )
+
+
+def _spread_figures(samples: Samples) -> Iterator[Figure]:
+    """The most that either arm's answers differ by, over what; and rounds that a late predecessor moved."""
+    shares = _spread_shares(samples)
+    for arm, over in sorted({(arm, over) for arm, over, _ in shares}):
+        worst = max(share for key, share in shares.items() if key[:2] == (arm, over))
+        yield _figure(f"{arm}_spread_{over}", worst, "")
+    if samples.table("jitter") is not None:
+        yield _figure("rounds_moved_by_a_late_predecessor", _jitter_differs(samples, "optimised"), "")
 
 
 def _sharpness(check: Check, samples: Samples) -> tuple[Figure, ...]:

@@ -34,6 +34,10 @@ COST_S = {"cpu": 0.03, "cute": 0.1}
 """Seconds of one regime in one cell: arguments, oracle, both arms and the checks around them."""
 FIXED_COST_S = 0.1
 """Seconds of a check's controls, repeats and records: 69 checks with 254 regimes took 11.4 s on a CPU."""
+SPREADS = ("repeats", "mates", "order")
+"""What either arm's own answers may differ over (`measure.spread`)."""
+REPLAYS = ("graph0", "graph1", "graph2", "turns0", "turns1", "jitter")
+"""Regimes that only a GPU has (`measure.replays`)."""
 MAX_SHARED_OPERATIONS = 0.99
 """Share of stock's torch operations that a candidate may repeat before it counts as stock by another name."""
 
@@ -80,6 +84,9 @@ def edge_cells(envelope: Envelope, arch: Arch, is_smoke: bool) -> tuple[Cell, ..
     found = [base]
     found += [base.model_copy(update={"batch": b}) for b in batches]
     found += [base.model_copy(update={"context": c, "batch": batches[0]}) for c in contexts]
+    if not is_smoke:
+        # Two such requests fill more than 2 GiB of cache: an offset kept in 32 bits goes wrong here.
+        found.append(base.model_copy(update={"context": contexts[-1]}))
     found += [_with_drafts(base, d, batches) for d in drafts]
     found += [base.model_copy(update={"kv_dtype": d}) for d in envelope.kv_dtypes]
     found += [base.model_copy(update={"tp": t}) for t in envelope.tp]
@@ -188,6 +195,8 @@ def _check(
         ("outputs", _written(op, "output")),
         ("states", _written(op, "state")),
         ("by_token", _by_token(op)),
+        ("spread", ",".join(SPREADS)),
+        ("replays", "" if implementation == "cpu" else ",".join(REPLAYS)),
     )
     return Check(
         id=check_id,

@@ -9,6 +9,9 @@ inexact outputs, state;
 unwritten;
 - `launches` (regime, counted): how far the launch counter rose;
 - `repeats` (output, elements, differing): two runs of the candidate on the same inputs;
+- `spread` (arm, over, output, elements, differing): how far either arm's own answers differ;
+- `jitter` (reader, round, delay_us, is_cold, is_busy, output, elements, differing): on a GPU, behind a late
+predecessor;
 - `operations` (arm, count, shared): torch operations, and the share of stock's that are among them;
 - `control_errors`, `control_exact`, `control_touches`: the same, after the control's name, on a spoiled
 result;
@@ -22,6 +25,7 @@ from harness.domain.check import Check, Samples, SampleTable
 from harness.domain.pack import OpContract
 from harness.domain.stage import StageContext
 from harness.measure.spoil import Bounds, spoil
+from harness.measure.spread import try_spread
 from harness.measure.trial import Rows, Trial, try_regime, without_gradients
 from harness.stages.kernels.collectives import IMPLEMENTATION, sample_collective
 from harness.stages.kernels.planning import edge_cells, outside_cells
@@ -41,6 +45,8 @@ COLUMNS = {
     "touches": TOUCHES,
     "launches": ("regime", "counted"),
     "repeats": ("output", "elements", "differing"),
+    "spread": ("arm", "over", "output", "elements", "differing"),
+    "jitter": ("reader", "round", "delay_us", "is_cold", "is_busy", "output", "elements", "differing"),
     "operations": ("arm", "count", "shared"),
     "control_errors": ("control", *ERRORS),
     "control_exact": ("control", *EXACT),
@@ -82,6 +88,12 @@ def _try_op(check: Check, contract: OpContract, cell: Cell, context: StageContex
         for number, regime in enumerate(str(check.parameter("regimes")).split(",")):
             pair = try_regime(trial, regime, number, rows)
             if number == 0:
+                if check.parameter("spread"):
+                    try_spread(trial, regime, pair, rows)
+                if trial.device != "cpu" and check.parameter("replays"):
+                    from harness.measure.replays import try_replays  # needs a GPU
+
+                    try_replays(trial, regime, pair, rows)
                 spoil(trial, regime, pair, bounds, rows)
 
 

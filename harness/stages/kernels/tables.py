@@ -21,7 +21,7 @@ _ERRORS = {
 _EXACT = {"regime": TEXT, "output": TEXT, "elements": COUNT, "mismatches": COUNT}
 _TOUCHES = {
     "regime": TEXT, "arm": choice("stock", "optimised"), "argument": TEXT,
-    "kind": choice("guard", "gap", "input", "untouched_state", "unwritten"), "bytes": COUNT,
+    "kind": choice("guard", "gap", "input", "untouched_state", "unwritten", "version"), "bytes": COUNT,
 }  # fmt: skip
 _OPERATIONS = {"arm": choice("stock", "optimised", "disguised"), "count": COUNT, "shared": NUMBER}
 SHAPES: Mapping[str, TableShape] = {
@@ -35,6 +35,29 @@ SHAPES: Mapping[str, TableShape] = {
         {"output": TEXT, "elements": COUNT, "differing": COUNT}, key=("output",), is_required=True
     ),
     "operations": TableShape(_OPERATIONS, key=("arm",), is_required=True),
+    "spread": TableShape(
+        {
+            "arm": choice("stock", "optimised"),
+            "over": choice("repeats", "mates", "order"),
+            "output": TEXT,
+            "elements": COUNT,
+            "differing": COUNT,
+        },
+        key=("arm", "over", "output"),
+    ),
+    "jitter": TableShape(
+        {
+            "reader": choice("optimised", "early", "patient"),
+            "round": COUNT,
+            "delay_us": COUNT,
+            "is_cold": FLAG,
+            "is_busy": FLAG,
+            "output": TEXT,
+            "elements": COUNT,
+            "differing": COUNT,
+        },
+        key=("reader", "round", "output"),
+    ),
     "control_errors": TableShape({"control": TEXT, **_ERRORS}, key=("control", "regime", "output", "token")),
     "control_exact": TableShape({"control": TEXT, **_EXACT}, key=("control", "regime", "output")),
     "control_touches": TableShape({"control": TEXT, **_TOUCHES}, is_required=True),
@@ -46,7 +69,7 @@ INEXACT_CONTROLS = ("scaled", "element", "swapped", "zeroed", "not_a_number")
 EXACT_CONTROLS = ("flipped",)
 REUSED = "reused"
 REPLAYS = ("graph0", "graph1", "graph2")
-"""Regimes of captured graphs, which only a GPU has."""
+"""Regimes that only a GPU has, where the plan is of a harness that did not name them."""
 
 
 def faults(check: Check, samples: Samples) -> tuple[str, ...]:
@@ -76,14 +99,32 @@ def _missing(check: Check, samples: Samples) -> Iterator[str]:
     yield from _missing_tokens(samples, outputs)
     if check.cell is not None:
         yield from missing_rows(check.cell, _named(check, "by_token"), samples)
+    yield from _missing_spread(check, samples, outputs)
     arms = {r["arm"] for r in _records(samples, "operations")}
     yield from (f"operations of {arm} are missing" for arm in ("optimised", "disguised") if arm not in arms)
 
 
 def _regimes(check: Check) -> tuple[str, ...]:
     """Every regime that sampling runs in this cell."""
-    replays = () if check.cell is None or check.cell.arch == "cpu" else REPLAYS
+    on_gpu = check.cell is not None and check.cell.arch != "cpu"
+    replays = (_named(check, "replays") or REPLAYS) if on_gpu else ()
     return (*str(check.parameter("regimes")).split(","), REUSED, *replays)
+
+
+def _missing_spread(check: Check, samples: Samples, outputs: tuple[str, ...]) -> Iterator[str]:
+    """Determinism of both arms, and the rounds behind a late predecessor, where the plan asks for them."""
+    seen = {(r["arm"], r["over"], r["output"]) for r in _records(samples, "spread")}
+    for over in _named(check, "spread"):
+        lacking = [
+            f"{arm} {o}" for arm in ("stock", "optimised") for o in outputs if (arm, over, o) not in seen
+        ]
+        if lacking:
+            yield f"the spread over {over} was not measured: {', '.join(lacking)}"
+    rounds: dict[str, set[int]] = {}
+    for r in _records(samples, "jitter"):
+        rounds.setdefault(str(r["reader"]), set()).add(r["round"])
+    if "jitter" in _named(check, "replays") and rounds.keys() != {"optimised", "early", "patient"}:
+        yield "no rounds behind a late predecessor, or not of both readers that are their control"
 
 
 def _named(check: Check, name: str) -> tuple[str, ...]:

@@ -27,6 +27,6 @@ FAULT = Fault(
     report="vllm-project/vllm#52531",
     target="kernel",
     expected="kernels",
-    scene=PatchScene(plant, ("kernels/projection/k3/",)),
+    scene=PatchScene(plant, ("kernels/projection/k3/sm_90a.tp1.dcp1.b1.",)),
     tier=Tier.RANK,
 )

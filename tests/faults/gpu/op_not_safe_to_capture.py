@@ -1,30 +1,19 @@
 """An op that waits for the device is put into a captured graph."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
-
 from harness.domain.machine import Tier
-from harness.faults.fault import Fault
-from harness.faults.scenes import PatchScene
-from tests.faults.planting import wrapped
+from tests.faults.planting import engine_fault
 
+LINE = "    plan = plan_for(rows, k, tokens, has_warpgroups())"
 
-def plant(is_repaired: bool) -> AbstractContextManager[None]:
-    def run(sound: Callable[..., None], **args: Any) -> None:
-        if not is_repaired:
-            args["x"][0, 0].item()
-        sound(**args)
-
-    return wrapped("k3_decode.cute.projection:projection", run)
-
-
-FAULT = Fault(
-    name="op_not_safe_to_capture",
+FAULT = engine_fault(
+    "op_not_safe_to_capture",
     title="An op that waits for the device is put into a captured graph.",
     report="vllm-project/vllm#52205",
-    target="kernel",
+    at="k3_decode.cute.projection:projection",
+    fault={LINE: f"    x[0, 0].item()\n{LINE}"},
+    repaired={LINE: f"    x[0, 0]\n{LINE}"},
+    checks=("kernels/projection/k3/sm_90a.tp1.dcp1.b1.",),
     expected="kernels",
-    scene=PatchScene(plant, ("kernels/projection/k3/",)),
+    target="kernel",
     tier=Tier.RANK,
 )

@@ -164,5 +164,8 @@ class NormPack:
             case "scaled_by_the_batch":
                 largest = args["x"].float().abs().amax()
                 out.copy_(out.float() / largest * largest)
+            case "dithered":
+                is_hit = torch.rand(out.shape) < 0.1
+                out.view(torch.int16).add_(is_hit.to(torch.int16))
             case "random":
                 out.add_(torch.rand(out.shape) * 2e-3)

@@ -1,0 +1,120 @@
+"""Determinism of both arms, undone in-place writes, answers found in memory, and late predecessors."""
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.domain.check import Check, Outcome, Samples, SampleTable, Severity, Status
+from harness.stages import kernels
+from tests.stages.kernels.example_pack import NormPack
+from tests.stages.kernels.test_kernels import context, first_cell
+from tests.stages.spoiled_tables import without_rows
+
+JITTER = ("reader", "round", "delay_us", "is_cold", "is_busy", "output", "elements", "differing")
+
+
+class Undoing(NormPack):
+    """Writes its input in place and puts the old bits back."""
+
+    def run_optimised(self, op: str, implementation: str, args: Any, launches: Any) -> None:
+        before = args["x"].clone()
+        args["x"].zero_()
+        args["x"].copy_(before)
+        super().run_optimised(op, implementation, args, launches)
+
+
+class Searching(NormPack):
+    """Looks for a float64 answer of the right shape in this process, and computes where there is none."""
+
+    def run_optimised(self, op: str, implementation: str, args: Any, launches: Any) -> None:
+        super().run_optimised(op, implementation, args, launches)
+        shape = args["out"].shape
+        for found in gc.get_objects():
+            if type(found) is torch.Tensor and found.dtype == torch.float64 and found.shape == shape:
+                args["out"].copy_(found)
+                return
+        args["out"].zero_()
+
+
+def outcome(pack: NormPack, folder: Path) -> Outcome:
+    return kernels.run(first_cell(pack), context(pack, folder))
+
+
+def test_an_input_written_in_place_and_put_back_is_seen_by_its_version(tmp_path: Path) -> None:
+    found = outcome(Undoing(), tmp_path)
+    assert found.status is Status.FAIL
+    assert {f.rule for f in found.findings if f.severity is Severity.ERROR} == {"memory_version"}
+
+
+def test_a_candidate_that_looks_for_the_answer_in_memory_finds_none(tmp_path: Path) -> None:
+    found = outcome(Searching(), tmp_path)
+    assert found.status is Status.FAIL
+    assert "error_above_bound" in {f.rule for f in found.findings}
+
+
+def test_a_candidate_less_deterministic_than_stock_passes_and_says_so(tmp_path: Path) -> None:
+    pack = NormPack("dithered")
+    found = outcome(pack, tmp_path)
+    assert found.status is Status.PASS, found.summary
+    words = [f.message for f in found.findings if f.rule == "less_deterministic_than_stock"]
+    assert len(words) == 3  # over repeats, mates and order
+    assert all("stock's 0" in word for word in words)
+    figures = {f.name: f.value for f in found.figures}
+    assert figures["stock_spread_repeats"] == 0
+    assert 0 < float(figures["optimised_spread_repeats"] or 0) < 1
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> tuple[Check, Samples]:
+    pack = NormPack()
+    check = first_cell(pack)
+    return check, kernels.sample(check, context(pack, tmp_path_factory.mktemp("honest")))
+
+
+def test_a_spread_that_was_not_measured_makes_the_check_invalid(honest: tuple[Check, Samples]) -> None:
+    check, samples = honest
+    found = kernels.judge(check, without_rows(samples, "spread", arm="stock", over="order", output="out"))
+    assert found.status is Status.INVALID
+    assert "the spread over order was not measured: stock out" in found.summary
+
+
+def with_jitter(samples: Samples, early: int, patient: int) -> Samples:
+    """The same samples with one round of each reader; how many elements each saw wrong is given."""
+    seen = {"optimised": 0, "early": early, "patient": patient}
+    rows = tuple((reader, 0, 50, True, False, "word", 1, wrong) for reader, wrong in seen.items())
+    table = SampleTable(name="jitter", columns=JITTER, rows=rows)
+    return samples.model_copy(update={"tables": (*samples.tables, table)})
+
+
+def test_a_late_predecessor_that_a_hasty_reader_does_not_feel_proves_nothing(
+    honest: tuple[Check, Samples],
+) -> None:
+    check, samples = honest
+    assert kernels.judge(check, with_jitter(samples, early=1, patient=0)).status is Status.PASS
+    blind = kernels.judge(check, with_jitter(samples, early=0, patient=0))
+    assert blind.status is Status.NO_EVIDENCE
+    assert "read above the wait" in blind.summary
+
+
+def test_a_late_predecessor_that_disturbs_a_patient_reader_proves_nothing(
+    honest: tuple[Check, Samples],
+) -> None:
+    check, samples = honest
+    outcome = kernels.judge(check, with_jitter(samples, early=1, patient=1))
+    assert outcome.status is Status.NO_EVIDENCE
+    assert "read below the wait is right" in outcome.summary
+
+
+def test_rounds_differ_in_delay_cache_and_neighbour_and_follow_the_seed() -> None:
+    from harness.measure.jitter import rounds_of
+
+    turns = rounds_of(3)
+    assert turns == rounds_of(3) != rounds_of(4)
+    assert turns[0].delay_us == 0
+    assert {(t.is_cold, t.is_busy) for t in turns} == {
+        (False, False), (True, False), (False, True), (True, True)
+    }  # fmt: skip
+    assert all(5 <= t.delay_us < 200 for t in turns[1:])
