@@ -145,6 +145,7 @@ def main(argv: list[str] | None = None) -> int:
             "CUTE_DSL_LINEINFO": "1",
             "CUTE_DSL_NO_CACHE": "1",
         }
+        _leave_out_the_host_part()
         known = {v.name: v for v in all_variants() if asked.arch in v.architectures}
         names = asked.names or sorted(known)
         unknown = [n for n in names if n not in known]
@@ -158,6 +159,19 @@ def main(argv: list[str] | None = None) -> int:
             failed |= error is not None
             sys.stderr.write(f"{name} {asked.arch}: {error or 'compiled'}\n")
     return EXIT_FAILED if failed else 0
+
+
+def _leave_out_the_host_part() -> None:
+    """Have `cute.compile` of this process stop at the cubin: machine code of the host is 40 % of a compile and
+    runs nowhere here. The cubins are the same, byte for byte.
+    """
+    cute: Any = importlib.import_module("cutlass.cute")
+    whole = cute.compile
+
+    def device_part(function: object, *arguments: object, **options: object) -> object:
+        return whole(function, *arguments, no_jit_engine=True, **options)
+
+    cute.compile = device_part
 
 
 def _end_with_parent(parent: int) -> None:
