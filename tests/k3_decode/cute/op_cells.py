@@ -85,12 +85,9 @@ def _clone(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def assert_activations_after_wait(ptx: str, architecture: str) -> None:
-    """Before the dependency wait only constants (non-coherent loads, cp.async); after it no non-coherent
-    load.
-    """
+    """Before the dependency wait only constants (weights' own loads, cp.async), after it none of them."""
     before, after = ptx.split("griddepcontrol.wait", 1)
     assert f".target {architecture}" in before
-    coherent = [line for line in before.splitlines() if "ld.global" in line and "ld.global.nc" not in line]
-    assert not coherent
-    assert "ld.global.nc" not in after
+    assert "ld.global" not in before
+    assert "ld.weak.global" not in after
     assert "griddepcontrol.launch_dependents" in before

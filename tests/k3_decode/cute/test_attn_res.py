@@ -45,7 +45,7 @@ def test_compiles_and_reads_activations_only_after_the_wait(
     assert f".target {architecture}" in before
     assert "ld.global.v4.b32" not in before
     assert after.count("ld.global.v4.b32") == 6
-    assert "ld.global.nc" not in after
+    assert "ld.weak.global" not in after
 
 
 def arguments(tokens: int, hidden: int, gpu: Any, seed: int) -> dict[str, Any]:

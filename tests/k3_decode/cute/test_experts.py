@@ -120,7 +120,7 @@ def test_compiles_and_reads_activations_only_after_the_wait(
     assert f".target {architecture}" in before
     assert "ld.global" not in before
     assert "ld.global.v4" in after
-    assert "ld.global.nc" not in ptx
+    assert "ld.weak.global" not in ptx
 
 
 def test_selecting_two_tokens_is_refused_and_names_the_router() -> None:

@@ -1,6 +1,10 @@
 """The projection kernel: operand map, reduction and edges in numpy; compilation; values on a GPU."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +12,7 @@ import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not installed")
 
+from k3_decode.compile import find_disassembler
 from k3_decode.cute import projection as op
 from k3_decode.cute import row_gemm, row_plan, row_stream, row_sums
 from k3_decode.cute.plans import plan_for
@@ -126,9 +131,22 @@ def test_compiles_and_reads_activations_only_after_the_wait(
     (ptx,) = compile_smoke("projection", architecture).values()
     before, after = ptx.split("griddepcontrol.wait", 1)
     assert f".target {architecture}" in before
-    assert "ld.global.nc" in before
+    assert "ld.weak.global" in before
     assert "ld.global.v4" not in before
     assert "ld.global.v4" in after
+
+
+def test_weights_are_asked_for_before_the_wait_in_the_machine_code_too(tmp_path: Path) -> None:
+    if find_disassembler() is None:
+        pytest.skip("no nvdisasm (nvidia-cuda-nvdisasm)")
+    plan = plan_for(7168, 1536, 1, is_grouped=True)
+    name = f"projection_{plan.name}"
+    command = [sys.executable, "-m", "k3_decode.compile", "--arch", "sm_90a", "--out", str(tmp_path), name]
+    env = {**os.environ, "PYTHONPATH": str(Path(op.__file__).parents[2])}
+    subprocess.run(command, check=True, capture_output=True, env=env)
+    before, after = (tmp_path / f"{name}.sass").read_text().split("ACQBULK", 1)
+    assert before.count("LDG.E") == 16  # a depth of 8 steps, two tiles each
+    assert after.count("LDG.E") == 8 + 12  # the last 4 steps, and an activation for each of the 12
 
 
 @pytest.mark.gpu

@@ -65,10 +65,10 @@ def test_compiles_and_reads_activations_only_after_the_wait(
     (ptx,) = compile_smoke("router", architecture).values()
     before, after = ptx.split("griddepcontrol.wait", 1)
     assert f".target {architecture}" in before
-    assert "ld.global.nc.v4.f32" in before  # the bias, a weight
+    assert "ld.weak.global.v4.f32" in before  # the bias, a weight
     assert "ld.global.v4.f32" not in before
     assert "ld.global.v4.f32" in after
-    assert "ld.global.nc" not in after
+    assert "ld.weak.global" not in after
 
 
 @pytest.mark.gpu

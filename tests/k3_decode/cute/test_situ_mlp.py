@@ -76,7 +76,7 @@ def test_compiles_and_streams_weights_but_no_activations_before_the_wait(
     (ptx,) = compile_smoke("situ_mlp", architecture).values()
     before, after = ptx.split("griddepcontrol.wait", 1)
     assert f".target {architecture}" in before
-    assert "ld.global.nc" in before
+    assert "ld.weak.global" in before
     assert "ld.global.v4" not in before
     assert "ld.global.v4" in after
 
