@@ -17,6 +17,7 @@ __all__ = ["RESOURCE_COLUMNS", "SHARED_LIMIT_BYTES", "costs", "figures", "occupa
 
 SHARED_LIMIT_BYTES = 227 * 1024
 """Most shared memory of one block."""
+WIDE_BYTES = 16
 SM_SHARED_BYTES = 228 * 1024
 SM_REGISTERS = 65536
 SM_THREADS = 2048
@@ -56,8 +57,12 @@ def occupancy_blocks(registers: int, shared_bytes: int, threads: int) -> int:
     return min(by_registers, by_shared, SM_THREADS // (warps * 32), SM_BLOCKS)
 
 
-def costs(samples: Samples, programs: Sequence[ProgramFact]) -> Mapping[str, int]:
-    """The largest of each cost over the variant's kernels, named as the rules name them."""
+def costs(
+    samples: Samples, programs: Sequence[ProgramFact], accesses: Sequence[AccessFact]
+) -> Mapping[str, int]:
+    """The largest of each cost over the variant's kernels, named as the rules name them; of wide loads the
+    share over all of them, 100 where no thread loads from global memory.
+    """
     rows = _resources(samples)
     declared = max((p.local_bytes for p in programs if p.level == "ptx"), default=0)
     local = sum(p.local_accesses for p in programs if p.level == "sass")
@@ -69,7 +74,22 @@ def costs(samples: Samples, programs: Sequence[ProgramFact]) -> Mapping[str, int
         "registers": max((int(r["registers"] or 0) for r in rows), default=0),
         "shared_memory": max((_shared(r) for r in rows), default=0),
         "cluster": max((p.cluster_blocks for p in programs), default=1),
+        # Machine code stores to a multicast address like to any other; only PTX tells.
+        "multicast": max((p.multicast for p in programs), default=0),
+        "block_size": max((p.threads or 0 for p in programs), default=0),
+        "wide_loads": wide_percent(accesses),
     }
+
+
+def wide_percent(accesses: Sequence[AccessFact]) -> int:
+    """Share of a kernel's global load instructions that move 16 bytes or more a thread, in percent."""
+    wide, loads = _wide_loads(accesses)
+    return 100 * wide // loads if loads else 100
+
+
+def _wide_loads(accesses: Sequence[AccessFact]) -> tuple[int, int]:
+    loads = [a for a in accesses if a.level == "sass" and a.kind == "load" and a.width_bytes is not None]
+    return sum((a.width_bytes or 0) >= WIDE_BYTES for a in loads), len(loads)
 
 
 def figures(
@@ -77,10 +97,9 @@ def figures(
 ) -> tuple[Figure, ...]:
     """Everything a reader compares between architectures and heads."""
     rows = _resources(samples)
-    total = costs(samples, programs)
+    total = costs(samples, programs, accesses)
     sass = [p for p in programs if p.level == "sass"]
-    loads = [a for a in accesses if a.level == "sass" and a.kind == "load" and a.width_bytes is not None]
-    wide = sum((a.width_bytes or 0) >= 16 for a in loads)
+    wide, loads = _wide_loads(accesses)
     return (
         Figure(name="registers", value=total["registers"]),
         Figure(name="spill_bytes", value=total["spill"]),
@@ -92,10 +111,10 @@ def figures(
         Figure(name="cluster_blocks", value=total["cluster"]),
         Figure(name="instructions", value=sum(p.instructions for p in sass), note="SASS"),
         Figure(name="matrix_instructions", value=sum(p.tensor_core for p in sass), note="SASS"),
-        Figure(name="multicast_instructions", value=sum(p.multicast for p in sass), note="SASS"),
+        Figure(name="multicast_instructions", value=total["multicast"]),
         Figure(
             name="load16_share",
-            value=round(wide / len(loads), 4) if loads else None,
+            value=round(wide / loads, 4) if loads else None,
             missing=None if loads else "the kernel has no global loads by threads",
             note="share of global load instructions that move 16 bytes or more a thread",
         ),

@@ -10,18 +10,23 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from harness.domain.record import Scalar
+from harness.stages.audit.handover import Guard, guards
 from harness.stages.audit.origins import trace_addresses
 from harness.stages.audit.program import (
     Instruction,
     Level,
+    Order,
+    Origin,
     OriginKind,
     Program,
     SourceLine,
+    in_cycles,
     reached_without_wait,
 )
 
 __all__ = [
     "ACCESS_COLUMNS",
+    "EXCHANGED",
     "PROGRAM_COLUMNS",
     "AccessFact",
     "Launch",
@@ -50,6 +55,8 @@ TENSOR_CORE = (
     "UTCMMA",
 )
 LOCAL_MEMORY = ("STL", "LDL")
+EXCHANGED = frozenset({"mailbox", "flag"})
+"""Roles of memory that other ranks or blocks write while this kernel runs."""
 MULTICAST = ("multicast", "multimem", "MULTICAST", "LDGMC", "REDGMC")
 
 
@@ -84,9 +91,29 @@ class AccessFact:
     parameters: str
     is_before_wait: bool
     is_non_coherent: bool
+    order: str
+    """`weak`, `relaxed`, `acquire`, `release` or `acq_rel`; strong only where it is so for the whole GPU."""
+    guard: str
+    """What every path to it has done before: `none`, `polled`, `handed_over` or `acquired`."""
+    is_repeated: bool
+    """Whether it stands in a loop."""
+    narrow_factor: int | None
+    """Factor of the largest 32-bit multiple of a number read from memory in its address, 0 where the kernel
+    was handed the factor; None for no such multiple (and at SASS level, where 64-bit products are made of
+    32-bit ones).
+    """
     width_bytes: int | None
     path: str
     line: int | None
+
+
+class _Place(NamedTuple):
+    """What the flow of control says of an access."""
+
+    is_before_wait: bool
+    guard: Guard
+    is_repeated: bool
+    narrow_factor: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,27 +155,36 @@ def read_facts(
     no tensors.
     """
     matched = _match_parameters(program, parameters, numbers)
-    early = reached_without_wait(program)
-    accesses = []
-    for index, origins in sorted(trace_addresses(program).items()):
-        kinds = {o.kind for o in origins}
-        named = {o.parameter for o in origins if o.kind in (OriginKind.POINTER, OriginKind.DESCRIPTOR)}
-        ordinals = sorted(named - numbers)
-        if not ordinals and OriginKind.ON_CHIP in kinds:
-            continue
-        found = [matched[o] for o in ordinals if matched is not None and o in matched]
-        is_classed = bool(ordinals) and len(found) == len(ordinals)
-        accesses.append(
-            _access_fact(
-                program.instructions[index],
-                program.level,
-                subject,
-                found if is_classed else [],
-                index in early,
-                place,
-            )
+    traced = trace_addresses(program)
+    classed = {index: _classed(origins, matched or {}, numbers) for index, origins in traced.items()}
+    exchanged = {
+        index: any(p.role in EXCHANGED for p in found)
+        for index, found in classed.items()
+        if found is not None
+    }
+    early, guarded, repeated = (
+        reached_without_wait(program),
+        guards(program, exchanged),
+        in_cycles(program),
+    )
+    accesses = tuple(
+        _access_fact(
+            program.instructions[index],
+            program.level,
+            subject,
+            found,
+            _Place(
+                is_before_wait=index in early,
+                guard=guarded[index],
+                is_repeated=index in repeated,
+                narrow_factor=_narrow_factor(traced[index]),
+            ),
+            place,
         )
-    return _program_fact(program, subject, matched is not None, launch), tuple(accesses)
+        for index, found in sorted(classed.items())
+        if found is not None
+    )
+    return _program_fact(program, subject, matched is not None, launch), accesses
 
 
 def as_row(fact: AccessFact | ProgramFact) -> tuple[Scalar, ...]:
@@ -166,12 +202,31 @@ def _match_parameters(
     return dict(zip(wide, parameters, strict=True)) if len(wide) == len(parameters) else None
 
 
+def _classed(
+    origins: frozenset[Origin], matched: dict[int, Parameter], numbers: frozenset[int]
+) -> list[Parameter] | None:
+    """Parameters that an address may come from: empty where one of them is not known, None for memory on the
+    chip.
+    """
+    named = {o.parameter for o in origins if o.kind in (OriginKind.POINTER, OriginKind.DESCRIPTOR)}
+    ordinals = sorted(named - numbers)
+    if not ordinals and any(o.kind is OriginKind.ON_CHIP for o in origins):
+        return None
+    found = [matched[o] for o in ordinals if o in matched]
+    return found if len(found) == len(ordinals) else []
+
+
+def _narrow_factor(origins: frozenset[Origin]) -> int | None:
+    factors = [o.parameter for o in origins if o.kind is OriginKind.PRODUCT]
+    return None if not factors else 0 if 0 in factors else max(factors)
+
+
 def _access_fact(
     instruction: Instruction,
     level: Level,
     subject: str,
     found: list[Parameter],
-    is_early: bool,
+    where: _Place,
     place: Callable[[SourceLine], str],
 ) -> AccessFact:
     access = instruction.access
@@ -185,8 +240,12 @@ def _access_fact(
         opcode=instruction.opcode,
         roles="+".join(sorted({p.role for p in found})),
         parameters="+".join(p.name for p in found),
-        is_before_wait=is_early,
+        is_before_wait=where.is_before_wait,
         is_non_coherent=access.is_non_coherent,
+        order=access.order.value if access.is_wide_scope else Order.WEAK.value,
+        guard=where.guard.name.lower(),
+        is_repeated=where.is_repeated,
+        narrow_factor=where.narrow_factor,
         width_bytes=access.width_bytes,
         path="" if line is None else place(line),
         line=None if line is None else line.line,

@@ -17,6 +17,8 @@ from harness.stages.audit.tables import SHAPES
 __all__ = ["judge"]
 
 MAX_FINDINGS = 60
+COSTS = ("spill", "registers", "shared_memory", "cluster", "multicast", "block_size", "wide_loads")
+"""Rules with a limit, named as the check's threshold is."""
 
 
 def judge(check: Check, samples: Samples) -> Outcome:
@@ -76,7 +78,7 @@ def judge(check: Check, samples: Samples) -> Outcome:
             figures,
         )
     findings = _waived(
-        check, (*access_findings(programs, accesses), *_cost_findings(check, samples, programs))
+        check, (*access_findings(programs, accesses), *_cost_findings(check, samples, programs, accesses))
     )
     return _decide(check, samples, control, figures, findings, len(unclassed(accesses)), programs)
 
@@ -184,13 +186,13 @@ def _control(samples: Samples) -> Control:
     )
 
 
-def _cost_findings(check: Check, samples: Samples, programs: tuple[ProgramFact, ...]) -> tuple[Finding, ...]:
+def _cost_findings(
+    check: Check, samples: Samples, programs: tuple[ProgramFact, ...], accesses: tuple[AccessFact, ...]
+) -> tuple[Finding, ...]:
     limits = {
-        name: int(check.number(name))
-        for name in ("spill", "registers", "shared_memory", "cluster")
-        if any(t.name == name for t in check.thresholds)
+        name: int(check.number(name)) for name in COSTS if any(t.name == name for t in check.thresholds)
     }
-    return program_findings(cost.costs(samples, programs), limits)
+    return program_findings(cost.costs(samples, programs, accesses), limits)
 
 
 def _records(samples: Samples, name: str) -> tuple[dict[str, Any], ...]:

@@ -16,6 +16,7 @@ __all__ = ["trace_addresses"]
 State = dict[str, frozenset[Origin]]
 LOADED = frozenset({Origin(OriginKind.LOADED)})
 NONE: frozenset[Origin] = frozenset()
+MAX_FACTOR = 2**31
 MAX_PARAMETER_BYTES = 32764
 """Most bytes of parameters that a kernel can have (CUDA 12.1 and later)."""
 
@@ -58,6 +59,10 @@ def _step(instruction: Instruction, state: State) -> None:
     if not instruction.writes:
         return
     value = LOADED if instruction.is_opaque else _moved(_origins(instruction.reads, state), instruction.adds)
+    if instruction.is_bounded:
+        value = frozenset(o for o in value if o.kind not in (OriginKind.LOADED, OriginKind.PRODUCT))
+    elif instruction.factor is not None and LOADED & value:
+        value = _multiplied(value, instruction, state)
     seeds = dict(instruction.seeds)
     for register in instruction.writes:
         new = seeds.get(register, NONE) | value
@@ -81,6 +86,23 @@ def _moved(origins: frozenset[Origin], adds: int | None) -> frozenset[Origin]:
         else Origin(OriginKind.PARAMETER_SPACE, o.parameter + adds)
         for o in origins
     )
+
+
+def _multiplied(value: frozenset[Origin], instruction: Instruction, state: State) -> frozenset[Origin]:
+    """Origins of a 32-bit multiple of a number from memory. Constants that multiply one after another were
+    made one by the compiler, so the largest alone counts.
+    """
+    factor = instruction.factor or 0
+    if not factor:
+        sides = [state.get(r, NONE) for r in instruction.reads[:2]]
+        handed = [any(o.kind is OriginKind.NUMBER for o in s) and not LOADED & s for s in sides]
+        read = [bool(LOADED & s) for s in sides]
+        if not (len(sides) == 2 and ((read[0] and handed[1]) or (read[1] and handed[0]))):
+            return value  # of two computed numbers; what bounds them is not in the text
+    known = [o.parameter for o in value if o.kind is OriginKind.PRODUCT]
+    total = 0 if not factor or 0 in known else min(max(factor, *known), MAX_FACTOR) if known else factor
+    rest = frozenset(o for o in value if o.kind is not OriginKind.PRODUCT)
+    return rest | {Origin(OriginKind.PRODUCT, total)}
 
 
 def _resolved(origin: Origin, program: Program) -> Origin:

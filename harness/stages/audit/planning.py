@@ -20,6 +20,8 @@ __all__ = ["chosen_variants", "plan"]
 COMPILE_COST_S = 2.5
 """Seconds a variant adds to a cold run: 83 s for 33 variants, two children on 2 cores with other work."""
 READ_COST_S = 0.5
+MAX_BLOCK = 1024
+"""Most threads of a block on any architecture."""
 
 
 def plan(request: PlanRequest) -> tuple[Check, ...]:
@@ -63,15 +65,18 @@ def chosen_variants(variants: tuple[KernelVariant, ...], is_full: bool) -> tuple
 def _variant_check(
     request: PlanRequest, variant: KernelVariant, architecture: Arch, unavailable: str | None
 ) -> Check:
-    expected = dict(variant.expected)
+    expected = _expected(variant, architecture)
     limits: dict[str, float | int | str | bool] = {
         "max_unclassed": 0,
         "spill": expected.get("spill_bytes", 0),
         "shared_memory": min(expected.get("max_shared_bytes", SHARED_LIMIT_BYTES), SHARED_LIMIT_BYTES),
         "cluster": variant.max_cluster,
+        "multicast": expected.get("max_multicast", 0),
+        "block_size": MAX_BLOCK,
     }
-    if "max_registers" in expected:
-        limits["registers"] = expected["max_registers"]
+    for name, limit in (("max_registers", "registers"), ("min_wide_loads_percent", "wide_loads")):
+        if name in expected:
+            limits[limit] = expected[name]
     proof = request.policy.proof(StageName.AUDIT)
     limits |= dict(proof.thresholds) if proof else {}
     limits |= _waivers(request, variant.source)
@@ -88,6 +93,15 @@ def _variant_check(
         cost_s=READ_COST_S,
         unavailable=unavailable,
     )
+
+
+def _expected(variant: KernelVariant, architecture: str) -> dict[str, int]:
+    """The pack's committed expectations: those of the architecture (`sm_90a.max_registers`) before general
+    ones.
+    """
+    general = {n: v for n, v in variant.expected if "." not in n}
+    own = {n.split(".", 1)[1]: v for n, v in variant.expected if n.startswith(f"{architecture}.")}
+    return general | own
 
 
 def _missing_check(op: str, architecture: Arch, unavailable: str | None) -> Check:

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from harness.domain.errors import EvidenceError
 from harness.stages.audit.cubin import KernelResources
-from harness.stages.audit.facts import AccessFact, Launch, Parameter, ProgramFact, read_facts
-from harness.stages.audit.program import Program, Slot
+from harness.stages.audit.facts import EXCHANGED, AccessFact, Launch, Parameter, ProgramFact, read_facts
+from harness.stages.audit.program import Order, Program, Slot
 from harness.stages.audit.ptx import parse_ptx
 from harness.stages.audit.rules import access_findings, program_findings, unclassed
 from harness.stages.audit.sass import parse_sass
@@ -51,17 +51,18 @@ def verdict(planted: Planted) -> tuple[bool, str]:
     if planted.program.level == "sass":
         spilled = {"spill": planted.program.local_accesses, "local_accesses": planted.program.local_accesses}
         found += [f.rule for f in program_findings(spilled, {"spill": 0})]
+    found += [f.rule for f in program_findings({"multicast": planted.program.multicast}, {"multicast": 0})]
     if unclassed(planted.accesses):
         found.append("unclassed")
-    said = ", ".join(found) or "clean"
+    said = ", ".join(sorted(found)) or "clean"
     return said == planted.expect, said
 
 
 def mutants(
     program: Program, parameters: tuple[Parameter, ...], launch: Launch, numbers: frozenset[int] = frozenset()
 ) -> Iterable[tuple[str, ProgramFact, tuple[AccessFact, ...]]]:
-    """The real kernel with a fault planted in it: its waits taken out, and its coherent loads made
-    non-coherent.
+    """The real kernel with a fault planted in it: its waits taken out, its coherent loads made non-coherent,
+    and what it exchanges with others made weak.
 
     A mutation that leaves the kernel as it was is not given.
     """
@@ -83,6 +84,17 @@ def mutants(
         )
         if any(a.is_non_coherent and a.roles not in ("", "weight") for a in accesses):
             yield "loads_made_non_coherent", fact, accesses
+    if any(p.role in EXCHANGED for p in parameters):
+        weak = tuple(
+            replace(
+                i, is_acquire_fence=False, access=replace(i.access, order=Order.WEAK) if i.access else None
+            )
+            for i in program.instructions
+        )
+        fact, accesses = read_facts(
+            replace(program, instructions=weak), "mutant", parameters, launch, lambda _: "", numbers
+        )
+        yield "exchange_made_weak", fact, accesses
 
 
 def _read(path: Path) -> Planted:

@@ -15,12 +15,14 @@ __all__ = [
     "AccessKind",
     "Instruction",
     "Level",
+    "Order",
     "Origin",
     "OriginKind",
     "Program",
     "Slot",
     "SourceLine",
     "blocks_of",
+    "in_cycles",
     "reached_without_wait",
 ]
 
@@ -41,6 +43,21 @@ class AccessKind(StrEnum):
     PREFETCH = "prefetch"
 
 
+class Order(StrEnum):
+    """How an access is ordered with others (PTX ISA 8.8, "Memory Consistency Model").
+
+    SASS does not tell an acquire from a relaxed load: there both are `relaxed`, and the acquiring part is an
+    instruction of its own.
+    """
+
+    WEAK = "weak"
+    RELAXED = "relaxed"
+    """Relaxed, volatile or mmio: the compiler may neither drop, repeat nor merge it."""
+    ACQUIRE = "acquire"
+    RELEASE = "release"
+    ACQ_REL = "acq_rel"
+
+
 class OriginKind(StrEnum):
     """Where an address may come from."""
 
@@ -56,6 +73,12 @@ class OriginKind(StrEnum):
     """
     ON_CHIP = "on_chip"
     """Shared or local memory."""
+    NUMBER = "number"
+    """A plain number that the kernel was handed, such as a stride (PTX only)."""
+    PRODUCT = "product"
+    """No address: a 32-bit multiple of a number that was read from memory; `parameter` is the factor, 0 for
+    one that was handed over (PTX only).
+    """
 
 
 class Origin(NamedTuple):
@@ -100,6 +123,9 @@ class Access:
     is_non_coherent: bool = False
     is_generic: bool = False
     """Whether the text does not say that the space is global."""
+    order: Order = Order.WEAK
+    is_wide_scope: bool = False
+    """Whether a strong access is ordered for the whole GPU or system, not only within a block or cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +145,14 @@ class Instruction:
     is_opaque: bool = False
     is_wait: bool = False
     """Waits for the grids that this launch depends on."""
+    is_acquire_fence: bool = False
+    """Orders what follows after what was read before, for the whole GPU or system."""
+    is_block_barrier: bool = False
+    """Threads of a block meet here."""
+    factor: int | None = None
+    """Its result is a 32-bit multiple of what it reads, by this much; 0 where the factor is a register."""
+    is_bounded: bool = False
+    """Its result is small whatever it reads: a minimum, remainder or mask by a small constant."""
     access: Access | None = None
     follows: tuple[int, ...] = ()
 
@@ -172,3 +206,48 @@ def blocks_of(program: Program) -> tuple[range, ...]:
             leaders.add(index + 1)
     edges = sorted(leader for leader in leaders if leader < count)
     return tuple(range(a, b) for a, b in zip(edges, [*edges[1:], count], strict=True))
+
+
+def in_cycles(program: Program) -> frozenset[int]:
+    """Indices of instructions that may run again after themselves (Tarjan's strongly connected parts)."""
+    index: dict[int, int] = {}
+    low: dict[int, int] = {}
+    on_stack: set[int] = set()
+    stack: list[int] = []
+    found: set[int] = set()
+    count = len(program.instructions)
+    for root in range(count):
+        if root in index:
+            continue
+        work = [(root, iter(program.instructions[root].follows))]
+        index[root] = low[root] = len(index)
+        stack.append(root)
+        on_stack.add(root)
+        while work:
+            node, successors = work[-1]
+            for follower in successors:
+                if follower >= count:
+                    continue
+                if follower not in index:
+                    index[follower] = low[follower] = len(index)
+                    stack.append(follower)
+                    on_stack.add(follower)
+                    work.append((follower, iter(program.instructions[follower].follows)))
+                    break
+                if follower in on_stack:
+                    low[node] = min(low[node], index[follower])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == index[node]:
+                    component = []
+                    while True:
+                        member = stack.pop()
+                        on_stack.discard(member)
+                        component.append(member)
+                        if member == node:
+                            break
+                    if len(component) > 1 or node in program.instructions[node].follows:
+                        found.update(component)
+    return frozenset(found)

@@ -16,6 +16,7 @@ from harness.stages.audit.program import (
     AccessKind,
     Instruction,
     Level,
+    Order,
     Origin,
     OriginKind,
     Program,
@@ -60,6 +61,8 @@ WITHOUT_RESULT = (
     "clusterlaunchcontrol",
 )
 ON_CHIP = frozenset({Origin(OriginKind.ON_CHIP)})
+NUMBER = frozenset({Origin(OriginKind.NUMBER)})
+WIDE_SCOPES = frozenset({"gpu", "sys"})
 
 
 class _Statement(NamedTuple):
@@ -220,8 +223,35 @@ def _parse_instruction(statement: _Statement, names: dict[str, Slot]) -> Instruc
         seeds=seeds,
         is_opaque=parts[0] in ("ld", "ldu", "atom", "ldmatrix", "multimem", "call") and "param" not in parts,
         is_wait=opcode == "griddepcontrol.wait",
+        is_acquire_fence=_is_acquire_fence(parts),
+        is_block_barrier=parts[0] in ("bar", "barrier") and "arrive" not in parts,
+        factor=_factor(parts, operands),
+        is_bounded=parts[0] in ("min", "and", "rem", "bfe") and _small(operands[-1]) is not None,
         access=_access(parts, operands),
     )
+
+
+def _is_acquire_fence(parts: list[str]) -> bool:
+    """A fence of the GPU or the system between all memory accesses (a proxy fence orders others)."""
+    if parts[0] == "membar":
+        return bool({"gl", "sys"} & set(parts))
+    return parts[0] == "fence" and "proxy" not in parts and bool(WIDE_SCOPES & set(parts))
+
+
+def _factor(parts: list[str], operands: list[str]) -> int | None:
+    """What a 32-bit multiplication or shift multiplies by, 0 where that is a register; None for others."""
+    if parts[-1] not in ("s32", "u32", "b32") or "wide" in parts or len(operands) < 3:
+        return None
+    if parts[0] == "shl":
+        return 1 << int(operands[2]) if operands[2].isdigit() and int(operands[2]) < 32 else None
+    if parts[0] not in ("mul", "mad") or "lo" not in parts:
+        return None
+    return abs(int(operands[2])) if re.fullmatch(r"-?\d+", operands[2]) else 0
+
+
+def _small(operand: str) -> int | None:
+    """An immediate of at most 16 bits."""
+    return int(operand) if operand.isdigit() and int(operand) < 1 << 16 else None
 
 
 def _split(text: str) -> list[str]:
@@ -248,7 +278,7 @@ def _parameter_seeds(
         return tuple((w, frozenset({Origin(OriginKind.LOADED)})) for w in writes)
     slot, offset = names[match[1]], int(match[2] or 0)
     if offset or not slot.may_hold_pointer or SIZES.get(re.sub(r"\D", "", parts[-1]), 4) < 8:
-        return ()
+        return tuple((w, NUMBER) for w in writes)
     return ((writes[0], frozenset({Origin(OriginKind.POINTER, slot.ordinal)})),)
 
 
@@ -272,8 +302,24 @@ def _access(parts: list[str], operands: list[str]) -> Access | None:
             "discard": AccessKind.STORE,
         }
         kind = kinds.get(family, AccessKind.PREFETCH if family.startswith("prefetch") else AccessKind.ATOMIC)
-        return Access(kind, _registers(groups[0]), _width(parts), "nc" in parts, "global" not in spaces)
+        order, is_wide = _order(parts)
+        return Access(
+            kind, _registers(groups[0]), _width(parts), "nc" in parts, "global" not in spaces, order, is_wide
+        )
     return None
+
+
+def _order(parts: list[str]) -> tuple[Order, bool]:
+    """(ordering, whether for the whole GPU or system) by the words of the opcode; atomics are relaxed at GPU
+    scope where nothing is said, loads and stores weak (PTX ISA 9.0, "Scope and Semantics").
+    """
+    words = set(parts)
+    if words & {"volatile", "mmio"}:
+        return Order.RELAXED, True
+    named = next((o for o in Order if o.value in words), None)
+    is_atomic = parts[0] in ("atom", "red") or parts[:2] == ["multimem", "red"]
+    order = named or (Order.RELAXED if is_atomic else Order.WEAK)
+    return order, bool(words & WIDE_SCOPES) or (is_atomic and not words & {"cta", "cluster"})
 
 
 def _copy_access(parts: list[str], operands: list[str], groups: list[str]) -> Access | None:

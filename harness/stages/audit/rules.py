@@ -8,7 +8,7 @@ an activation.
 from collections.abc import Iterable, Mapping, Sequence
 
 from harness.domain.check import Finding, Severity
-from harness.stages.audit.facts import AccessFact, ProgramFact
+from harness.stages.audit.facts import EXCHANGED, AccessFact, ProgramFact
 
 __all__ = ["RULES", "access_findings", "program_findings", "unclassed"]
 
@@ -34,6 +34,36 @@ RULES: Mapping[str, tuple[str, str]] = {
         "writes {parameters}, which the op declares as {roles}",
         "declare the parameter as state, output or workspace, or do not write it",
     ),
+    "mailbox_read_unguarded": (
+        "reads {parameters} ({roles}) on a path that has acquired no flag ({guard}), and not as a repeated "
+        "strong load that carries its own mark",
+        "acquire the flag at GPU or system scope on every path to the read, or poll the data itself by "
+        "volatile or relaxed loads until its mark is there",
+    ),
+    "weak_exchange": (
+        "writes {parameters} ({roles}) by a weak store, which other ranks may see late, torn or never",
+        "store by st.release, st.relaxed.sys or st.volatile; a flag is released after its data",
+    ),
+    "weak_flag_read": (
+        "reads {parameters} ({roles}) by a weak load, which the compiler may keep in a register",
+        "poll by ld.acquire at GPU or system scope",
+    ),
+    "narrow_offset": (
+        "addresses {parameters} ({roles}) by a 32-bit product of an index read from memory and {factor}",
+        "widen the index to 64 bits before it is multiplied: at an index of 2**20 the product passes 2**31",
+    ),
+    "multicast": (
+        "{figure} multicast instructions; the claim allows {limit}",
+        "use per-peer stores, or declare multicast in the claim",
+    ),
+    "wide_loads": (
+        "{figure} % of global loads move 16 bytes or more a thread; expected at least {limit} %",
+        "find the load that became narrow (alignment, type, layout), or commit the new figure",
+    ),
+    "block_size": (
+        "{figure} threads a block; at most {limit}",
+        "launch smaller blocks",
+    ),
     "spill": (
         "{figure} bytes of registers spill to local memory ({local} local accesses); allowed: {limit}",
         "cut live registers, or commit the spill as expected with its measurement",
@@ -52,6 +82,11 @@ RULES: Mapping[str, tuple[str, str]] = {
     ),
 }
 """By rule: what is wrong, and what to do."""
+NARROW_FACTOR = 2**31 // 2**20
+"""Smallest factor by which an index of 2**20 (tokens of the longest context, pages of a full cache) passes
+2**31.
+"""
+AT_LEAST = frozenset({"wide_loads"})
 READ_ONLY = frozenset({"weight", "activation", "index"})
 
 
@@ -74,7 +109,8 @@ def access_findings(programs: Sequence[ProgramFact], accesses: Iterable[AccessFa
 
 def program_findings(figures: Mapping[str, int], limits: Mapping[str, int]) -> tuple[Finding, ...]:
     """Findings on what a kernel costs. `limits` has an entry for each rule that applies: `spill`,
-    `registers`, `shared_memory`, `cluster`; `figures` has the same names and `local_accesses`.
+    `registers`, `shared_memory`, `cluster`, `multicast`, `block_size`, and `wide_loads`, a least share where
+    the others are most; `figures` has the same names and `local_accesses`.
     """
     return tuple(
         Finding(
@@ -86,7 +122,7 @@ def program_findings(figures: Mapping[str, int], limits: Mapping[str, int]) -> t
             remedy=RULES[rule][1],
         )
         for rule, limit in limits.items()
-        if figures[rule] > limit
+        if (figures[rule] < limit if rule in AT_LEAST else figures[rule] > limit)
     )
 
 
@@ -106,13 +142,35 @@ def _broken(access: AccessFact, is_dependent: bool) -> list[str]:
         found.append("non_coherent_load")
     if access.kind in ("store", "atomic") and roles <= READ_ONLY:
         found.append("store_to_read_only")
-    return found
+    if access.narrow_factor is not None and not 0 < access.narrow_factor < NARROW_FACTOR:
+        found.append("narrow_offset")
+    return found + (_exchange_faults(access, roles) if roles & EXCHANGED else [])
+
+
+def _exchange_faults(access: AccessFact, roles: frozenset[str]) -> list[str]:
+    """What is wrong with an access to memory that others write or read while this kernel runs."""
+    is_weak = access.order == "weak"
+    if access.kind in ("store", "atomic"):
+        return ["weak_exchange"] if is_weak else []
+    if access.kind != "load":
+        return []
+    if "flag" in roles and is_weak:
+        return ["weak_flag_read"]
+    carries_mark = not is_weak and access.is_repeated
+    if "mailbox" in roles and access.guard in ("none", "polled") and not carries_mark:
+        return ["mailbox_read_unguarded"]
+    return []
 
 
 def _finding(rule: str, same: list[AccessFact]) -> Finding:
     first = same[0]
     what, remedy = RULES[rule]
-    message = what.format(parameters=first.parameters, roles=first.roles)
+    message = what.format(
+        parameters=first.parameters,
+        roles=first.roles,
+        guard=first.guard,
+        factor=first.narrow_factor or "a stride",
+    )
     times = f", {len(same)} times" if len(same) > 1 else ""
     return Finding(
         rule=rule,

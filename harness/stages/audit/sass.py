@@ -17,6 +17,7 @@ from harness.stages.audit.program import (
     AccessKind,
     Instruction,
     Level,
+    Order,
     Origin,
     OriginKind,
     Program,
@@ -218,7 +219,10 @@ def _instruction(row: _Line, words: dict[int, frozenset[Origin]]) -> Instruction
         adds=_sum(parts[0], sources),
         is_opaque=row.opcode.startswith(OPAQUE) or any(INDEXED_BANK.search(o) for o in sources),
         is_wait=row.opcode == WAIT,
-        access=_access(parts, operands),
+        # Fences and acquiring loads alike end with an invalidation of what the multiprocessor holds.
+        is_acquire_fence=row.opcode == "CCTL.IVALL",
+        is_block_barrier=parts[0] in ("BAR", "UCGABAR_WAIT") and "ARV" not in parts,
+        access=_ordered(_access(parts, operands), parts),
     )
 
 
@@ -321,6 +325,16 @@ def _access(parts: list[str], operands: list[str]) -> Access | None:
         case "CCTL" if any(p.startswith("PF") for p in parts):
             return Access(AccessKind.PREFETCH, _address(groups[0]), None)
     return None
+
+
+def _ordered(access: Access | None, parts: list[str]) -> Access | None:
+    """The access with its ordering: strong ones carry a mark and their scope, atomics always have one."""
+    if access is None or not (
+        "STRONG" in parts or parts[0] in ("ATOMG", "ATOM", "RED", "REDG", "LDGMC", "REDGMC")
+    ):
+        return access
+    is_wide = "SYS" in parts or "GPU" in parts
+    return replace(access, order=Order.RELAXED, is_wide_scope=is_wide)
 
 
 def _address(group: str, is_generic: bool = False) -> tuple[str, ...]:

@@ -9,7 +9,11 @@ __all__ = ["SHAPES"]
 _LEVEL = choice("ptx", "sass")
 _ACCESS: Mapping[str, Column] = {
     "subject": TEXT, "level": _LEVEL, "kind": TEXT, "opcode": TEXT, "roles": TEXT, "parameters": TEXT,
-    "is_before_wait": FLAG, "is_non_coherent": FLAG, "width_bytes": optional(COUNT), "path": TEXT,
+    "is_before_wait": FLAG, "is_non_coherent": FLAG,
+    "order": choice("weak", "relaxed", "acquire", "release", "acq_rel"),
+    "guard": choice("none", "polled", "handed_over", "acquired"), "is_repeated": FLAG,
+    "narrow_factor": optional(COUNT),
+    "width_bytes": optional(COUNT), "path": TEXT,
     "line": optional(COUNT),
 }  # fmt: skip
 _PROGRAM: Mapping[str, Column] = {

@@ -44,7 +44,8 @@ def test_the_word_at_offset_0_is_a_tensors_pointer_and_its_strides_are_numbers()
         "ld.global.b32 %r2, [%rd1];",
         ".param .align 8 .b8 t[24]",
     )
-    assert origins(program) == [{pointer(0)}, set()]
+    number = Origin(OriginKind.NUMBER)
+    assert origins(program) == [{pointer(0), number}, {number}]
 
 
 def test_a_pointer_chosen_by_a_predicate_may_be_either() -> None:
