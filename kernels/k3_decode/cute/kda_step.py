@@ -31,7 +31,7 @@ never run.
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import cutlass
 import cutlass.cute as cute
@@ -40,6 +40,20 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from k3_decode.cute import fragments as frag
 from k3_decode.cute import instructions as ins
+from k3_decode.cute import kda_rule, kda_window
+from k3_decode.cute.kda_form import (
+    CHUNK_BYTES,
+    DECODE,
+    DIM,
+    LANES_A_ROW,
+    MAX_ROWS,
+    VERIFY,
+    VERIFY_ACCEPTED,
+    WEIGHT_PITCH,
+    Form,
+    form_of,
+    name_of,
+)
 from k3_decode.cute.reduction import choose
 from k3_decode.cute.row_stream import CARVEOUT
 from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
@@ -51,39 +65,6 @@ __all__ = ["Form", "form_of", "kda_step", "name_of", "variants"]
 
 OP_INDEX = 2
 """Place of the op in the launch counters."""
-DIM = 128
-"""Width of a head's keys and values, and the decay's low rank."""
-LANES_A_ROW = 8
-"""Lanes that share a row of S, 16 columns each."""
-WEIGHT_PITCH = DIM * 2 + 64
-"""Bytes between rows of decay weights in shared memory: two rows' 64-byte pieces fill the banks once."""
-CHUNK_BYTES = 4 * DIM * 4
-"""Four rows of S: what a warp works on at once, and a place of its ring."""
-MAX_ROWS = 8
-MULTIPROCESSORS = 132
-"""Of an H200; a choice of shapes only, any device runs any."""
-
-
-class Form(NamedTuple):
-    """Compile-time constants of one kernel."""
-
-    split: int
-    """Blocks a head."""
-    steps: int
-    """Requests (in verify, rows of one request) that a block walks over."""
-    threads: int
-    """128 or 256."""
-    stages: int
-    """How S is read: 0 as it is needed, 1 a request ahead into registers, more: by bulk copies of four rows
-    into a ring of that many places a warp (plain decode only)."""
-    blocks: int
-    """Blocks that an SM must hold, which caps the registers."""
-    mode: int
-    has_bound: bool
-
-
-DECODE, VERIFY, VERIFY_ACCEPTED = 0, 1, 2
-"""Modes: one row a request; several; several, the first state chosen by `accepted`."""
 
 
 @cute.kernel
@@ -179,13 +160,13 @@ def _kda(
     tap_bytes = Int64(width) * 4
     part = warp % 2
     channel = part * width + head * DIM + lane * 4
-    taps = _taps(conv_at + Int64(part * 4 * width + head * DIM + lane * 4) * 4, tap_bytes)
+    taps = kda_window.taps_of(conv_at + Int64(part * 4 * width + head * DIM + lane * 4) * 4, tap_bytes)
     value_lanes = own_rows // 4
     value_rounds = (steps * value_lanes + threads - 1) // threads
     places = [threads - 1 - tid + i * threads for i in range(value_rounds)]
     items = [cutlass.min(place, steps * value_lanes - 1) for place in places]
     channels = [head * DIM + rank * own_rows + item % value_lanes * 4 for item in items]
-    value_taps = [_taps(conv_at + Int64(8 * width + c) * 4, tap_bytes) for c in channels]
+    value_taps = [kda_window.taps_of(conv_at + Int64(8 * width + c) * 4, tap_bytes) for c in channels]
     final_pairs = steps * own_rows // 2
     final_rounds = (final_pairs + threads - 1) // threads
     pairs = [cutlass.min(tid + i * threads, final_pairs - 1) for i in range(final_rounds)]
@@ -261,7 +242,7 @@ def _kda(
             for n in range(steps * passes)
         ]
         for n in cutlass.range_constexpr(min(stages, steps * passes)):
-            _fill(chunks_at[n], ring_at + n * CHUNK_BYTES, barriers_at + n * 8, lane)
+            kda_rule.fill(chunks_at[n], ring_at + n * CHUNK_BYTES, barriers_at + n * 8, lane)
     else:
         tile = [frag.load_f32x4(source_at[0] + line) for line in lines]
 
@@ -272,14 +253,20 @@ def _kda(
     for i in cutlass.range_constexpr(rounds):
         t = owner_steps[i]
         home_at = window_at + Int64(cutlass.max(frag.pick(homes, t), 0)) * slot_bytes + Int64(channel) * 2
-        both.append(_window(home_at, entry_bytes, both_at, row_bytes, first_row, t, first, mode, both_new[i]))
+        both.append(
+            kda_window.window(
+                home_at, entry_bytes, both_at, row_bytes, first_row, t, first, mode, both_new[i]
+            )
+        )
     singles = []
     for i in cutlass.range_constexpr(value_rounds):
         t = value_steps[i]
         home_at = window_at + Int64(cutlass.max(frag.pick(homes, t), 0)) * slot_bytes
         home_at = home_at + Int64(2 * width + channels[i]) * 2
         at = value_at_row[i]
-        singles.append(_window(home_at, entry_bytes, at, row_bytes, first_row, t, first, mode, single_new[i]))
+        singles.append(
+            kda_window.window(home_at, entry_bytes, at, row_bytes, first_row, t, first, mode, single_new[i])
+        )
 
     if cutlass.const_expr(is_lean and not is_ring):
         cute.arch.cp_async_wait_group(0)
@@ -304,12 +291,12 @@ def _kda(
     for i in cutlass.range_constexpr((steps + lane_steps - 1) // lane_steps):
         t = lane // warp_columns + i * lane_steps
         place = decay_at + (cutlass.min(t, steps - 1) * DIM + warp * warp_columns + lane % warp_columns) * 4
-        decay = _decay(ins.shared_load_f32(place) + bias, rate, lower_bound, has_bound)
+        decay = kda_rule.decay_of(ins.shared_load_f32(place) + bias, rate, lower_bound, has_bound)
         if t < steps:
             ins.shared_store_f32(place, decay)
 
     for i in cutlass.range_constexpr(rounds):
-        y = _convolved(both[i], taps)
+        y = kda_window.convolved(both[i], taps)
         square = y[0] * y[0] + y[1] * y[1] + y[2] * y[2] + y[3] * y[3]
         square = frag.sum_lanes([square], (16, 8, 4, 2, 1))[0]
         scale = cute.rsqrt(square + 1e-6) * choose(part, Float32(1.0), Float32(DIM**-0.5))
@@ -317,7 +304,7 @@ def _kda(
             place = query_at + (part * (steps * DIM) + owners[i] * DIM + lane * 4) * 4
             frag.shared_store_f32x4(place, (y[0] * scale, y[1] * scale, y[2] * scale, y[3] * scale))
     for i in cutlass.range_constexpr(value_rounds):
-        y = _convolved(singles[i], value_taps[i])
+        y = kda_window.convolved(singles[i], value_taps[i])
         if places[i] < steps * value_lanes:
             frag.shared_store_f32x4(value_at + items[i] * 16, y)
     if tid < steps:
@@ -334,12 +321,12 @@ def _kda(
             is_mine = Int32((2 * owners[i] + part) % split == rank) * Int32(owners[i] < steps)
             is_mine = is_mine * frag.pick(lives, owner_steps[i])
             home_at = window_at + Int64(frag.pick(homes, owner_steps[i])) * slot_bytes + Int64(channel) * 2
-            _renew(home_at, entry_bytes, both[i], owner_steps[i], is_mine, mode)
+            kda_window.renew(home_at, entry_bytes, both[i], owner_steps[i], is_mine, mode)
         for i in cutlass.range_constexpr(value_rounds):
             is_mine = Int32(places[i] < steps * value_lanes) * frag.pick(lives, value_steps[i])
             home_at = window_at + Int64(frag.pick(homes, value_steps[i])) * slot_bytes
             home_at = home_at + Int64(2 * width + channels[i]) * 2
-            _renew(home_at, entry_bytes, singles[i], value_steps[i], is_mine, mode)
+            kda_window.renew(home_at, entry_bytes, singles[i], value_steps[i], is_mine, mode)
 
     # The delta rule, step by step.
     for t in cutlass.range_constexpr(steps):
@@ -355,7 +342,7 @@ def _kda(
             all_decays = [frag.shared_load_f32x4(decay_at + spot + i * 128) for i in range(4)]
             all_keys = [frag.shared_load_f32x4(key_at + spot + i * 128) for i in range(4)]
             all_queries = [frag.shared_load_f32x4(query_at + spot + i * 128) for i in range(4)]
-            both_dot = _dots(all_keys, all_queries)
+            both_dot = kda_rule.dots_of(all_keys, all_queries)
             for p in cutlass.range_constexpr(passes):
                 n = t * passes + p
                 place_at = ring_at + n % stages * CHUNK_BYTES
@@ -364,9 +351,9 @@ def _kda(
                 part_tile = [frag.shared_load_f32x4(chunk_lane + i * 128) for i in range(4)]
                 cute.arch.sync_warp()
                 if cutlass.const_expr(n + stages < steps * passes):
-                    _fill(chunks_at[n + stages], place_at, barriers_at + n % stages * 8, lane)
-                part_tile = [_decayed(part_tile[i], all_decays[i]) for i in range(4)]
-                dots = [_dots(part_tile, all_keys), _dots(part_tile, all_queries)]
+                    kda_rule.fill(chunks_at[n + stages], place_at, barriers_at + n % stages * 8, lane)
+                part_tile = [kda_rule.decayed(part_tile[i], all_decays[i]) for i in range(4)]
+                dots = [kda_rule.dots_of(part_tile, all_keys), kda_rule.dots_of(part_tile, all_queries)]
                 dots = frag.sum_lanes([*dots, both_dot] if p == 0 else dots, (4, 2, 1))
                 both_dot = dots[2] if p == 0 else both_dot
                 place = (t * own_rows + p * pass_rows + warp * 4 + part_row) * 4
@@ -376,7 +363,7 @@ def _kda(
                 if part_lane == 0:
                     ins.shared_store_f32(read_at + place, read)
                 for i in cutlass.range_constexpr(4):
-                    row = _updated(part_tile[i], factor, all_keys[i])
+                    row = kda_rule.updated(part_tile[i], factor, all_keys[i])
                     frag.store_f32x4_if(target_at + lines[p * 4 + i], row, live)
         else:
             dots = [Float32(0.0)] * (2 * passes + 1)
@@ -385,10 +372,10 @@ def _kda(
                 keys = frag.shared_load_f32x4(key_at + spot + i * 128)
                 queries = frag.shared_load_f32x4(query_at + spot + i * 128)
                 for p in cutlass.range_constexpr(passes):
-                    tile[p * 4 + i] = _decayed(tile[p * 4 + i], decays)
-                    dots[2 * p] = dots[2 * p] + _dot(tile[p * 4 + i], keys)
-                    dots[2 * p + 1] = dots[2 * p + 1] + _dot(tile[p * 4 + i], queries)
-                dots[2 * passes] = dots[2 * passes] + _dot(keys, queries)
+                    tile[p * 4 + i] = kda_rule.decayed(tile[p * 4 + i], decays)
+                    dots[2 * p] = dots[2 * p] + kda_rule.dot(tile[p * 4 + i], keys)
+                    dots[2 * p + 1] = dots[2 * p + 1] + kda_rule.dot(tile[p * 4 + i], queries)
+                dots[2 * passes] = dots[2 * passes] + kda_rule.dot(keys, queries)
             dots = frag.sum_lanes(dots, (4, 2, 1))
             factors = []
             for p in cutlass.range_constexpr(passes):
@@ -401,7 +388,7 @@ def _kda(
             for i in cutlass.range_constexpr(4):
                 keys = frag.shared_load_f32x4(key_at + spot + i * 128)
                 for p in cutlass.range_constexpr(passes):
-                    tile[p * 4 + i] = _updated(tile[p * 4 + i], factors[p], keys)
+                    tile[p * 4 + i] = kda_rule.updated(tile[p * 4 + i], factors[p], keys)
                     frag.store_f32x4_if(target_at + lines[p * 4 + i], tile[p * 4 + i], live)
         square = frag.sum_lanes([square], (16, 8))[0]
         if lane == 0:
@@ -432,11 +419,11 @@ def _kda(
         for i in cutlass.range_constexpr(rounds):
             is_mine = Int32((2 * owners[i] + part) % split == rank) * Int32(owners[i] < steps) * lives[0]
             home_at = window_at + Int64(homes[0]) * slot_bytes + Int64(channel) * 2
-            _renew(home_at, entry_bytes, both[i], owner_steps[i], is_mine, mode)
+            kda_window.renew(home_at, entry_bytes, both[i], owner_steps[i], is_mine, mode)
         for i in cutlass.range_constexpr(value_rounds):
             is_mine = Int32(places[i] < value_lanes) * lives[0]
             home_at = window_at + Int64(homes[0]) * slot_bytes + Int64(2 * width + channels[i]) * 2
-            _renew(home_at, entry_bytes, singles[i], value_steps[i], is_mine, mode)
+            kda_window.renew(home_at, entry_bytes, singles[i], value_steps[i], is_mine, mode)
     if cutlass.const_expr(split > 1):
         cute.arch.cluster_wait()
 
@@ -457,101 +444,6 @@ def _kda(
         frag.store_word_if(out_at + Int64(head * DIM + pair_columns[i]) * 2, word, is_mine)
     if tid + rank + head + group == 0:
         ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
-
-
-Quad = tuple[Float32, Float32, Float32, Float32]
-Pairs = list[tuple[Int32, Int32]]
-
-
-def _fill(from_at: Int64, to: Int32, barrier_at: Int32, lane: Int32) -> None:
-    """Lane 0 starts the copy of four rows of S and tells their barrier how much comes."""
-    is_first = Int32(lane == 0)
-    frag.expect_bytes_if(barrier_at, Int32(CHUNK_BYTES), is_first)
-    frag.bulk_load_if(to, from_at, Int32(CHUNK_BYTES), barrier_at, is_first)
-
-
-def _taps(address: Int64, tap_bytes: Int64) -> list[Quad]:
-    """Conv weights of four channels, oldest tap first."""
-    return [ins.load_weight_f32(address + tap_bytes * i) for i in range(4)]
-
-
-def _window(
-    home_at: Int64,
-    entry_bytes: Int64,
-    row_at: Int64,
-    row_bytes: Int64,
-    first_row: Int32,
-    step: Int32,
-    first: Int32,
-    mode: int,
-    newest: tuple[Int32, Int32],
-) -> Pairs:
-    """The four newest inputs of four channels at a step, oldest first: window entries, then rows of this
-    step.
-    """
-    if mode == DECODE:
-        return [*(frag.load_pair(home_at + entry_bytes * i) for i in range(3)), newest]
-    inputs = []
-    for i in range(3):
-        in_window = home_at + entry_bytes * Int64(first + step + i)
-        in_step = row_at + row_bytes * Int64(first_row + cutlass.max(step + (i - 3), 0))
-        inputs.append(frag.load_pair(frag.choose_address(Int32(step + i < 3), in_window, in_step)))
-    return [*inputs, newest]
-
-
-def _renew(home_at: Int64, entry_bytes: Int64, inputs: Pairs, step: Int32, is_mine: Int32, mode: int) -> None:
-    """Step t writes its own row to entry t + 2; the first step of a request also the two inputs before it."""
-    if mode == DECODE:
-        for entry in range(3):
-            frag.store_pair_if(home_at + entry_bytes * entry, inputs[entry + 1], is_mine)
-        return
-    frag.store_pair_if(home_at + entry_bytes * Int64(step + 2), inputs[3], is_mine)
-    for entry in range(2):
-        frag.store_pair_if(home_at + entry_bytes * entry, inputs[entry + 1], is_mine * Int32(step == 0))
-
-
-def _convolved(inputs: Pairs, taps: list[Quad]) -> Quad:
-    """SiLU of the convolution of four channels."""
-    sums = [Float32(0.0)] * 4
-    for words, tap in zip(inputs, taps, strict=True):
-        values = [half for word in words for half in (ins.low_half(word), ins.high_half(word))]
-        sums = [s + v * w for s, v, w in zip(sums, values, tap, strict=True)]
-    return tuple(u * frag.sigmoid(u) for u in sums)
-
-
-def _decay(shifted: Float32, rate: Float32, lower_bound: Float32, has_bound: bool) -> Float32:
-    """exp of the log-decay at `shifted` = logits + bias; without a bound by softplus(x) = max(x, 0) + log(1 +
-    e^-|x|).
-    """
-    if has_bound:
-        return frag.exp2(frag.sigmoid(rate * shifted) * (lower_bound * frag.LOG2E))
-    size = cute.arch.fmax(shifted, -shifted)
-    softplus = cute.arch.fmax(shifted, Float32(0.0)) * frag.LOG2E + frag.log2(
-        frag.exp2(size * -frag.LOG2E) + 1.0
-    )
-    return frag.exp2(-rate * softplus)
-
-
-def _decayed(values: Quad, decays: Quad) -> Quad:
-    return tuple(s * a for s, a in zip(values, decays, strict=True))
-
-
-def _dot(left: Quad, right: Quad) -> Float32:
-    total = left[0] * right[0]
-    for x, y in zip(left[1:], right[1:], strict=True):
-        total = total + x * y
-    return total
-
-
-def _dots(left: list[Quad], right: list[Quad]) -> Float32:
-    total = _dot(left[0], right[0])
-    for x, y in zip(left[1:], right[1:], strict=True):
-        total = total + _dot(x, y)
-    return total
-
-
-def _updated(values: Quad, weighted: Float32, keys: Quad) -> Quad:
-    return tuple(s + weighted * k for s, k in zip(values, keys, strict=True))
 
 
 @cute.jit
@@ -628,26 +520,6 @@ def _compile(form: Form) -> Callable[..., None]:
     return compiled
 
 
-def form_of(requests: int, rows: int, heads: int, has_bound: bool, has_accepted: bool) -> Form:
-    """How a step is spread, by measurement on an H200 (132 multiprocessors).
-
-    Up to 48 (request, head) pairs 4 blocks a head, then two while all blocks fit at once (3 a
-    multiprocessor), then one, still without walking. Up to 792 pairs one block a multiprocessor walks over 3
-    to 6 requests through its warps' rings; more pairs take two blocks a multiprocessor and 3 requests each.
-    """
-    pairs = requests * heads
-    if rows > 1:
-        mode = VERIFY_ACCEPTED if has_accepted else VERIFY
-        return Form(8 if pairs <= 24 else 4, rows, 128, 0, 3, mode, has_bound)
-    if 2 * pairs <= 3 * MULTIPROCESSORS:
-        return Form(4 if pairs <= 48 else 2, 1, 128, 0, 3, DECODE, has_bound)
-    if pairs <= 2 * MULTIPROCESSORS:
-        return Form(1, 1, 256, 0, 2, DECODE, has_bound)
-    if pairs <= 6 * MULTIPROCESSORS:
-        return Form(1, -(-pairs // MULTIPROCESSORS), 256, 6, 1, DECODE, has_bound)
-    return Form(1, 3, 256, 3, 2, DECODE, has_bound)
-
-
 def kda_step(
     *,
     packed: "torch.Tensor",
@@ -683,13 +555,6 @@ def kda_step(
         slots[:, 0] if accepted is None else accepted, out, launches,
         0.0 if lower_bound is None else lower_bound, eps,
     )  # fmt: skip
-
-
-def name_of(form: Form) -> str:
-    mode = ("decode", "verify", "accepted")[form.mode]
-    reads = ("", "_ahead")[form.stages] if form.stages < 2 else f"_ring{form.stages}"
-    size = f"c{form.split}_t{form.steps}_{form.threads}"
-    return f"kda_step_{size}{reads}_b{form.blocks}_{mode}{'' if form.has_bound else '_softplus'}"
 
 
 def variants() -> tuple[Variant, ...]:

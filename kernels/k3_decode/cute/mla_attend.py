@@ -37,10 +37,39 @@ from typing import TYPE_CHECKING, Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64, Uint8
-from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from cutlass.cute.runtime import make_fake_stream
 
 from k3_decode.cute import fragments as frag
 from k3_decode.cute import instructions as ins
+from k3_decode.cute.mla_partials import (
+    OP_INDEX,
+    WORKSPACE_BYTES,
+    fake,
+    fake_partials,
+    merge_partials,
+    split_workspace,
+    splits_of,
+    wide,
+    workspace_bytes,
+)
+from k3_decode.cute.mla_tile import (
+    FP8_PITCH,
+    HALF_STEPS,
+    LATENT,
+    PAIRS,
+    PITCH,
+    PROBABILITY_PITCH,
+    ROW,
+    SCORE_PITCH,
+    THREADS,
+    TILE,
+    WARPS,
+    mixed_of,
+    scores_of,
+    softmax,
+    spread_query,
+    stage_queries,
+)
 from k3_decode.cute.row_stream import CARVEOUT
 from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
 
@@ -49,38 +78,13 @@ if TYPE_CHECKING:
 
 __all__ = ["WORKSPACE_BYTES", "mla_attend", "splits_of", "variants", "workspace_bytes"]
 
-OP_INDEX = 9
-"""Place of the op in the launch counters."""
-LATENT, ROPE = 512, 64
-ROW = LATENT + ROPE
 PAGE_SIZE = 64
-TILE = 32
 STAGES, FP8_STAGES = 4, 8
 """Tiles in shared memory: one read for its values, one for its scores, the rest on their way."""
-WARPS = 8
-THREADS = 32 * WARPS
-"""Threads that compute; the loading warps come after them."""
 LOADERS = 2
 """Warps that load: a warp issues its lanes' bulk copies one after another, so several share a tile's tokens.
 """
 COMPUTE_BARRIER = 1
-PAIRS = 16
-"""(row, head) pairs of a block: the rows of an mma tile."""
-PITCH = ROW * 2 + 16
-FP8_PITCH = ROW + 16
-HALF_STEPS = ROW // 2 // 16
-SCORE_PITCH = 40
-"""Floats between rows of scores: neighbouring rows 8 banks apart."""
-PROBABILITY_PITCH = TILE * 2 + 16
-MERGE_THREADS_A_ROW = LATENT // 8
-MERGE_PLACES = 4
-MERGE_BATCH = 8
-"""Splits that a thread of the merge has on their way at once."""
-WANTED_BLOCKS = 128
-"""Blocks that a step is spread over: one for nearly every SM of an H200, and a power of two."""
-
-WORKSPACE_BYTES = WANTED_BLOCKS * PAIRS * (LATENT * 2 + 4)
-"""A workspace that serves every step: splits x requests x pairs never exceed it where there is a split."""
 
 
 @cute.kernel
@@ -146,13 +150,13 @@ def _attend(
     half_bytes = half * (row_bytes // 2)
     queries = [(Int32(0), Int32(0), Int32(0), Int32(0)) for _ in range(HALF_STEPS)]
     if warp < WARPS and first < end:
-        _stage_queries(query, work_at, request * rows, first_pair, pairs, heads, tid)
+        stage_queries(query, work_at, request * rows, first_pair, pairs, heads, tid)
         cute.arch.cp_async_commit_group()
         cute.arch.cp_async_wait_group(0)
         cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=THREADS)
         if cutlass.const_expr(is_fp8):
             queries_at = work_at + quad * PITCH + half * ROW + quarter * 8
-            queries = [_spread_query(queries_at + k * 32) for k in range(HALF_STEPS)]
+            queries = [spread_query(queries_at + k * 32) for k in range(HALF_STEPS)]
         else:
             queries_at = work_at + lane % 16 * PITCH + lane // 16 * 16 + half_bytes
             queries = [ins.load_matrix(queries_at + k * 32) for k in range(HALF_STEPS)]
@@ -215,7 +219,7 @@ def _attend(
                             hole = stage_at + token * row_pitch + piece % pieces * 16
                             ins.shared_store(hole, (Int32(0), Int32(0), Int32(0), Int32(0)))
                     cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=THREADS)
-                scores = _scores(queries, stage_at + keys_lane, is_fp8)
+                scores = scores_of(queries, stage_at + keys_lane, is_fp8)
                 spot = score_place + buffer * score_bytes
                 frag.shared_store_f32x2(spot, scores[0], scores[1])
                 frag.shared_store_f32x2(spot + 8 * SCORE_PITCH * 4, scores[2], scores[3])
@@ -230,13 +234,13 @@ def _attend(
                     for k in range(TILE // 16)
                 ]
                 old_at = stages_at + old_stage * stage_bytes
-                mixed = _mixed(mixed, low, high, weights, old_at + values_lane, is_fp8)
+                mixed = mixed_of(mixed, low, high, weights, old_at + values_lane, is_fp8)
                 cute.arch.sync_warp()
                 if lane == 0:
                     cute.arch.mbarrier_arrive(barriers + (stages + old_stage))
             if tile < end:
                 visible = [Int32(tile * TILE + lane <= limit) for limit in limits]
-                shares, rescales, peaks = _softmax(
+                shares, rescales, peaks = softmax(
                     score_lane + buffer * score_bytes, visible, peaks, score_scale
                 )
                 totals = [
@@ -296,189 +300,6 @@ def _attend(
         ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
 
 
-@cute.kernel
-def _merge(
-    partial: cute.Tensor,
-    partial_lse: cute.Tensor,
-    out: cute.Tensor,
-    lse: cute.Tensor,
-    launches: cute.Tensor,
-):
-    tid, _, _ = cute.arch.thread_idx()
-    head, token, _ = cute.arch.block_idx()
-    lane = tid % 32
-    splits = partial.shape[0]
-    place, column = tid // MERGE_THREADS_A_ROW, tid % MERGE_THREADS_A_ROW * 8
-    sums_at = cute.arch.alloc_smem(Float32, MERGE_PLACES * LATENT, 16).toint()
-    cute.arch.griddepcontrol_launch_dependents()
-    cute.arch.griddepcontrol_wait()
-
-    lse_at = ins.byte_address(partial_lse) + (Int64(token) * partial_lse.stride[1] + Int64(head)) * 4
-    lse_bytes = Int64(partial_lse.stride[0]) * 4
-    from_at = (
-        ins.byte_address(partial) + Int64(token) * partial.stride[1] * 2 + Int64(head * LATENT + column) * 2
-    )
-    split_bytes = Int64(partial.stride[0]) * 2
-    hidden = Float32(-Float32.inf)
-    peak = hidden
-    for base in cutlass.range(lane, splits, 32):
-        peak = cute.arch.fmax(peak, frag.load_f32(lse_at + Int64(cutlass.min(base, splits - 1)) * lse_bytes))
-    peak = frag.max_lanes([peak])[0]
-    shift = frag.choose_f32(Int32(peak > hidden), peak, Float32(0.0))
-    total = Float32(0.0)
-    for base in cutlass.range(lane, splits, 32):
-        value = frag.load_f32(lse_at + Int64(cutlass.min(base, splits - 1)) * lse_bytes)
-        total = total + frag.keep_if(frag.exp2((value - shift) * frag.LOG2E), Int32(base < splits))
-    total = frag.sum_lanes([total], (16, 8, 4, 2, 1))[0]
-
-    mixed = [Float32(0.0)] * 8
-    for base in cutlass.range(place, splits, MERGE_PLACES * MERGE_BATCH):
-        places = [cutlass.min(base + i * MERGE_PLACES, splits - 1) for i in range(MERGE_BATCH)]
-        words = [ins.load_activation(from_at + Int64(split) * split_bytes) for split in places]
-        values = [frag.load_f32(lse_at + Int64(split) * lse_bytes) for split in places]
-        for i in cutlass.range_constexpr(MERGE_BATCH):
-            share = frag.exp2((values[i] - shift) * frag.LOG2E)
-            share = frag.keep_if(share, Int32(base + i * MERGE_PLACES < splits))
-            mixed = _added(mixed, words[i], share)
-    spot = sums_at + (place * LATENT + column) * 4
-    frag.shared_store_f32x4(spot, (mixed[0], mixed[1], mixed[2], mixed[3]))
-    frag.shared_store_f32x4(spot + 16, (mixed[4], mixed[5], mixed[6], mixed[7]))
-    cute.arch.sync_threads()
-    inverse = frag.keep_if(frag.reciprocal(total), Int32(total > 0.0))
-    if place == 0:
-        sums = [Float32(0.0)] * 8
-        for i in cutlass.range_constexpr(MERGE_PLACES):
-            row = sums_at + (i * LATENT + column) * 4
-            sums = [s + v for s, v in zip(sums[:4], frag.shared_load_f32x4(row), strict=True)] + [
-                s + v for s, v in zip(sums[4:], frag.shared_load_f32x4(row + 16), strict=True)
-            ]
-        packed = [ins.pack_halves(sums[i] * inverse, sums[i + 1] * inverse) for i in range(0, 8, 2)]
-        to = ins.byte_address(out) + Int64(token) * out.stride[0] * 2 + Int64(head * LATENT + column) * 2
-        ins.store_words(to, (packed[0], packed[1], packed[2], packed[3]))
-    if tid == 0:
-        lse_to = ins.byte_address(lse) + (Int64(token) * lse.stride[0] + Int64(head)) * 4
-        frag.store_f32(lse_to, peak + frag.log2(total) * frag.LN2)
-    if tid + head + token == 0:
-        ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
-
-
-def _added(mixed: list[Float32], words: ins.Words, share: Float32) -> list[Float32]:
-    """mixed + share x 8 columns; a share of 0 adds 0 even to NaN."""
-    is_kept = Int32(share > 0.0)
-    kept = [frag.mask_word(word, is_kept) for word in words]
-    values = [half for word in kept for half in (ins.low_half(word), ins.high_half(word))]
-    return [m + share * v for m, v in zip(mixed, values, strict=True)]
-
-
-def _stage_queries(
-    query: cute.Tensor,
-    to: Int32,
-    first_token: Int32,
-    first_pair: Int32,
-    pairs: Int32,
-    heads: Int32,
-    tid: Int32,
-) -> None:
-    """Copies of 16 queries on their way to shared memory; a row of a pair past the end keeps what it holds.
-
-    That may be anything: rows of a product do not mix, and those rows are never stored.
-    """
-    pieces = PAIRS * ROW * 2 // 16
-    query_at, query_bytes = ins.byte_address(query), Int64(query.stride[0]) * 2
-    for i in range((pieces + THREADS - 1) // THREADS):
-        piece = tid + i * THREADS
-        own, part = piece // (ROW * 2 // 16), piece % (ROW * 2 // 16)
-        pair = cutlass.min(first_pair + own, pairs - 1)
-        from_at = query_at + Int64(first_token + pair // heads) * query_bytes
-        from_at = from_at + Int64(pair % heads * (ROW * 2) + part * 16)
-        is_real = Int32(piece < pieces) * Int32(first_pair + own < pairs)
-        frag.copy_async_if(to + own * PITCH + part * 16, from_at, is_real)
-
-
-def _softmax(
-    score_lane: Int32, visible: list[Int32], peaks: list[Float32], score_scale: Float32
-) -> tuple[list[Float32], list[Float32], list[Float32]]:
-    """Of two pairs and this lane's token: probabilities, factors of what came before, new unscaled peaks."""
-    parts = [
-        ins.shared_load_f32(score_lane + offset * SCORE_PITCH * 4) for offset in (0, PAIRS, 1, PAIRS + 1)
-    ]
-    raw = [parts[0] + parts[1], parts[2] + parts[3]]
-    hidden = Float32(-Float32.inf)
-    scores = [frag.choose_f32(is_seen, score, hidden) for is_seen, score in zip(visible, raw, strict=True)]
-    tops = frag.max_lanes(scores)
-    new = [cute.arch.fmax(peak, top) for peak, top in zip(peaks, tops, strict=True)]
-    shifts = [frag.choose_f32(Int32(peak > hidden), peak, Float32(0.0)) for peak in new]
-    shares = [frag.exp2((score - shift) * score_scale) for score, shift in zip(scores, shifts, strict=True)]
-    rescales = [frag.exp2((peak - shift) * score_scale) for peak, shift in zip(peaks, shifts, strict=True)]
-    return shares, rescales, new
-
-
-def _spread_query(at: Int32) -> ins.Words:
-    """Rows `quad` and `quad` + 8 of 16 columns in the order in which e4m3 keys come: 4 neighbours a lane."""
-    low, high = frag.shared_load_pair(at), frag.shared_load_pair(at + 8 * PITCH)
-    return low[0], high[0], low[1], high[1]
-
-
-def _key_words(keys_at: Int32, first: int, end: int, is_fp8: bool) -> list[tuple[Int32, Int32]]:
-    """8 tokens x 16 columns for each step of a range that begins with a matrix load."""
-    words: list[tuple[Int32, Int32]] = []
-    if is_fp8:
-        for step in range(first, end, 4):
-            matrices = frag.load_matrices(keys_at + step * 16, min(end - step, 4))
-            words += [frag.widen_fp8(matrix) for matrix in matrices]
-        return words
-    for step in range(first, end, 2):
-        b = ins.load_matrix(keys_at + step * 32)
-        words += [(b[0], b[1]), (b[2], b[3])]
-    return words
-
-
-def _scores(queries: list[ins.Words], keys_at: Int32, is_fp8: bool) -> list[Float32]:
-    """16 pairs x 8 tokens over half of the columns.
-
-    Sums of 48 or 64 columns, two at a time so that the tensor cores need not wait, are added in fp32, as a
-    tensor core drops low bits at every step.
-    """
-    total = [Float32(0.0)] * 4
-    for first, end in ((0, 8), (8, 16), (16, 18)) if is_fp8 else ((0, 6), (6, 12), (12, 18)):
-        words = _key_words(keys_at, first, end, is_fp8)
-        chains = [(Float32(0.0), Float32(0.0), Float32(0.0), Float32(0.0)) for _ in range(2)]
-        for step in range(first, end):
-            chains[step % 2] = ins.mma_bf16(queries[step], words[step - first], chains[step % 2])
-        total = [t + (x + y) for t, x, y in zip(total, *chains, strict=True)]
-    return total
-
-
-def _value_words(values_at: Int32, n: int, is_fp8: bool) -> list[list[Int32]]:
-    """32 tokens x two times 8 columns, 8 tokens a word: neighbours in bf16; with fp8 even columns and odd."""
-    if is_fp8:
-        matrices = frag.load_matrix_transposed(values_at + n * 16)
-        wide = [frag.widen_fp8(frag.sort_bytes(matrix)) for matrix in matrices]
-        return [[pair[0] for pair in wide], [pair[1] for pair in wide]]
-    first = frag.load_matrix_transposed(values_at + n * 32)
-    second = frag.load_matrix_transposed(values_at + n * 32 + 16 * PITCH)
-    return [[first[0], first[1], second[0], second[1]], [first[2], first[3], second[2], second[3]]]
-
-
-def _mixed(
-    mixed: list[tuple[Float32, ...]],
-    low: Float32,
-    high: Float32,
-    weights: list[ins.Words],
-    values_at: Int32,
-    is_fp8: bool,
-) -> list[tuple[Float32, ...]]:
-    """Rescaled sums plus probabilities x values of one tile, 64 columns."""
-    result = []
-    for n in range(4):
-        for words, old in zip(_value_words(values_at, n, is_fp8), mixed[2 * n : 2 * n + 2], strict=True):
-            sums: tuple[Float32, ...] = (old[0] * low, old[1] * low, old[2] * high, old[3] * high)
-            for k in range(TILE // 16):
-                sums = ins.mma_bf16(weights[k], (words[2 * k], words[2 * k + 1]), sums)
-            result.append(sums)
-    return result
-
-
 @cute.jit
 def _launch(
     query: cute.Tensor,
@@ -521,53 +342,22 @@ def _launch(
     )
 
 
-@cute.jit
-def _launch_merge(
-    partial: cute.Tensor,
-    partial_lse: cute.Tensor,
-    out: cute.Tensor,
-    lse: cute.Tensor,
-    launches: cute.Tensor,
-    stream: Any,
-):
-    _merge(partial, partial_lse, out, lse, launches).launch(
-        grid=(partial.shape[2], partial.shape[1], 1),
-        block=(MERGE_THREADS_A_ROW * MERGE_PLACES, 1, 1),
-        stream=stream,
-        use_pdl=True,
-        preferred_smem_carveout=CARVEOUT,
-    )
-
-
 def _shared_bytes(is_fp8: bool, stages: int) -> int:
     tiles = stages * TILE * (FP8_PITCH if is_fp8 else PITCH)
     return tiles + 2 * (2 * PAIRS * SCORE_PITCH * 4 + PAIRS * PROBABILITY_PITCH + PAIRS * 4) + 256
-
-
-def _fake(kind: Any, shape: tuple[Any, ...], stride: tuple[Any, ...], align: int = 16) -> Any:
-    return make_fake_tensor(kind, shape, stride, assumed_align=align)
-
-
-def _wide(divisibility: int) -> Any:
-    return cute.sym_int64(divisibility=divisibility)
-
-
-def _fake_partials(splits: Any, tokens: Any, heads: Any) -> tuple[Any, Any]:
-    partial = _fake(BFloat16, (splits, tokens, heads, LATENT), (_wide(8), _wide(8), LATENT, 1))
-    return partial, _fake(Float32, (splits, tokens, heads), (_wide(1), _wide(1), 1), 4)
 
 
 @memoize
 def _compile(is_fp8: bool, loaders: int, stages: int) -> Callable[..., None]:
     """The launch for one cache type; heads, rows, requests, pages, splits and strides stay symbolic."""
     tokens, heads, requests = (cute.sym_int32() for _ in range(3))
-    query = _fake(BFloat16, (tokens, heads, ROW), (_wide(8), ROW, 1))
+    query = fake(BFloat16, (tokens, heads, ROW), (wide(8), ROW, 1))
     kind = Uint8 if is_fp8 else BFloat16
-    cache = _fake(kind, (cute.sym_int32(), PAGE_SIZE, ROW), (_wide(16), _wide(16), 1))
-    block_table = _fake(Int32, (requests, cute.sym_int32()), (_wide(1), 1), 4)
-    lengths = _fake(Int32, (requests,), (1,), 4)
-    partial, partial_lse = _fake_partials(cute.sym_int32(), tokens, heads)
-    launches = _fake(Int32, (cute.sym_int32(),), (1,), 4)
+    cache = fake(kind, (cute.sym_int32(), PAGE_SIZE, ROW), (wide(16), wide(16), 1))
+    block_table = fake(Int32, (requests, cute.sym_int32()), (wide(1), 1), 4)
+    lengths = fake(Int32, (requests,), (1,), 4)
+    partial, partial_lse = fake_partials(cute.sym_int32(), tokens, heads)
+    launches = fake(Int32, (cute.sym_int32(),), (1,), 4)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     compiled: Callable[..., None] = cute.compile(
         _launch, query, cache, block_table, lengths, partial, partial_lse, launches, Int32(1),
@@ -576,36 +366,9 @@ def _compile(is_fp8: bool, loaders: int, stages: int) -> Callable[..., None]:
     return compiled
 
 
-@memoize
-def _compile_merge() -> Callable[..., None]:
-    """The launch of the merge; everything stays symbolic."""
-    tokens, heads = cute.sym_int32(), cute.sym_int32()
-    partial, partial_lse = _fake_partials(cute.sym_int32(), tokens, heads)
-    out = _fake(BFloat16, (tokens, heads, LATENT), (_wide(8), LATENT, 1))
-    lse = _fake(Float32, (tokens, heads), (_wide(1), 1), 4)
-    launches = _fake(Int32, (cute.sym_int32(),), (1,), 4)
-    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    compiled: Callable[..., None] = cute.compile(
-        _launch_merge, partial, partial_lse, out, lse, launches, stream, options="--enable-tvm-ffi"
-    )
-    return compiled
-
-
 def stages_of(is_fp8: bool) -> int:
     """Tiles in shared memory: as many bytes for either cache type."""
     return FP8_STAGES if is_fp8 else STAGES
-
-
-def splits_of(requests: int, rows: int, heads: int) -> int:
-    """Splits of each request's context that fill the device: the S of the workspace."""
-    pair_tiles = (rows * heads + PAIRS - 1) // PAIRS
-    return max(1, WANTED_BLOCKS // (requests * pair_tiles))
-
-
-def workspace_bytes(requests: int, rows: int, heads: int) -> int:
-    """Size of the workspace with which `mla_attend` may split the context."""
-    pairs = requests * rows * heads
-    return splits_of(requests, rows, heads) * pairs * (LATENT * 2 + 4)
 
 
 def mla_attend(
@@ -638,32 +401,14 @@ def mla_attend(
     splits = splits_of(requests, rows, heads)
     is_merged = out.dim() == 3 and workspace is not None and splits > 1
     if is_merged and workspace is not None:
-        partial, partial_lse = _split_workspace(workspace, splits, query.shape[0], heads)
+        partial, partial_lse = split_workspace(workspace, splits, query.shape[0], heads)
     is_fp8 = cache.element_size() == 1
     _compile(is_fp8, loaders, stages or stages_of(is_fp8))(
         query, _bytes_of(cache) if is_fp8 else cache, block_table, lengths, partial, partial_lse, launches,
         rows, scale * kv_scale, kv_scale,
     )  # fmt: skip
     if is_merged:
-        _compile_merge()(partial, partial_lse, out, lse, launches)
-
-
-def _split_workspace(
-    workspace: "torch.Tensor", splits: int, tokens: int, heads: int
-) -> "tuple[torch.Tensor, torch.Tensor]":
-    """Partials and their lse as views of the workspace's bytes."""
-    import torch
-
-    pairs = splits * tokens * heads
-    if workspace.numel() < pairs * (LATENT * 2 + 4):
-        raise ValueError(
-            f"mla_attend: a workspace of {workspace.numel()} bytes; {splits} splits of {tokens} rows and "
-            f"{heads} heads need "
-            f"{pairs * (LATENT * 2 + 4)} (workspace_bytes)"
-        )
-    partial = workspace[: pairs * LATENT * 2].view(torch.bfloat16).view(splits, tokens, heads, LATENT)
-    end = pairs * (LATENT * 2 + 4)
-    return partial, workspace[pairs * LATENT * 2 : end].view(torch.float32).view(splits, tokens, heads)
+        merge_partials(partial, partial_lse, out, lse, launches)
 
 
 def _bytes_of(cache: "torch.Tensor") -> "torch.Tensor":
@@ -674,16 +419,12 @@ def _bytes_of(cache: "torch.Tensor") -> "torch.Tensor":
 
 
 def variants() -> tuple[Variant, ...]:
-    """The attention for both cache types, and the merge."""
+    """The attention for both cache types."""
     roles = (
         ("query", "activation"), ("cache", "activation"), ("block_table", "index"), ("lengths", "index"),
         ("partial", "output"), ("partial_lse", "output"), ("launches", "workspace"),
     )  # fmt: skip
-    merge_roles = (
-        ("partial", "activation"), ("partial_lse", "activation"), ("out", "output"), ("lse", "output"),
-        ("launches", "workspace"),
-    )  # fmt: skip
-    attention = tuple(
+    return tuple(
         Variant(
             op="mla_attend",
             name=f"mla_attend_{'fp8' if is_fp8 else 'bf16'}",
@@ -695,8 +436,3 @@ def variants() -> tuple[Variant, ...]:
         )
         for is_fp8 in (False, True)
     )
-    merge = Variant(
-        op="mla_attend", name="mla_attend_merge", architectures=DISPATCHED + COMPILED, compile=_compile_merge,
-        parameters=merge_roles, source="cute/mla_attend.py",
-    )  # fmt: skip
-    return (*attention, merge)

@@ -9,16 +9,20 @@ here), timing, and rounding of approximate units.
 """
 
 import ast
+import importlib
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType, SimpleNamespace
+from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
 Array = np.ndarray[Any, Any]
+PACKAGE = "k3_decode.cute"
+EMULATED = ("fragments", "instructions", "reduction", "row_stream", "variant")
+"""Kernel modules that are not run but replaced."""
 SYNCHRONISATION = (
     "griddepcontrol_wait",
     "griddepcontrol_launch_dependents",
@@ -507,6 +511,45 @@ def run_kernel(
             passed.append(tensors[-1])
         else:
             passed.append(value)
+    codes = [(part.__name__.rpartition(".")[2], _code_of(part, kernel)) for part in _parts(module)]
+    for z in range(grid[2]):
+        for y in range(grid[1]):
+            for x in range(0, grid[0], cluster):
+                run = Lockstep(tensors, cluster, threads)
+                run.dynamic_bytes = dynamic_bytes  # type: ignore[attr-defined]
+                names = _namespaces(run)
+                block = np.arange(run.count) // threads + x
+                if cluster == 1:
+                    block = x  # type: ignore[assignment]
+                names["cute"].arch.thread_idx = lambda thread=names["_thread"]: (thread, 0, 0)
+                names["cute"].arch.block_idx = lambda block=block, y=y, z=z: (block, y, z)
+                names["cache"] = names["memoize"] = names["cute"].jit = lambda function: function
+                names["_not"] = _not
+                for name, code in codes:
+                    own = dict(names)
+                    exec(code, own)
+                    defined = {key: value for key, value in own.items() if value is not names.get(key)}
+                    names |= {**defined, name: SimpleNamespace(**defined)}
+                with np.errstate(all="ignore"):
+                    names[kernel](*passed)
+
+
+def _parts(module: ModuleType) -> list[ModuleType]:
+    """The kernel modules whose source runs here: those that `module` imports, and itself last."""
+    found: list[ModuleType] = []
+    for node in ast.parse(inspect.getsource(module)).body:
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(PACKAGE):
+            continue
+        own = (node.module or "").removeprefix(PACKAGE).removeprefix(".")
+        for name in [own] if own else [alias.name for alias in node.names]:
+            if name not in EMULATED:
+                part = importlib.import_module(f"{PACKAGE}.{name}")
+                found += [other for other in _parts(part) if other not in found]
+    return [*found, module]
+
+
+def _code_of(module: ModuleType, kernel: str) -> CodeType:
+    """A module's functions and constants without decorators and annotations; masks in the kernel's body."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(module)))
     wanted = [n for n in tree.body if isinstance(n, (ast.FunctionDef, ast.Assign, ast.AnnAssign))]
     for node in ast.walk(ast.Module(body=list(wanted), type_ignores=[])):
@@ -524,20 +567,4 @@ def run_kernel(
             and "tuple[" not in ast.unparse(node)
         ):
             body.append(node)
-    code = compile(ast.fix_missing_locations(ast.Module(body=body, type_ignores=[])), module.__name__, "exec")
-    for z in range(grid[2]):
-        for y in range(grid[1]):
-            for x in range(0, grid[0], cluster):
-                run = Lockstep(tensors, cluster, threads)
-                run.dynamic_bytes = dynamic_bytes  # type: ignore[attr-defined]
-                names = _namespaces(run)
-                block = np.arange(run.count) // threads + x
-                if cluster == 1:
-                    block = x  # type: ignore[assignment]
-                names["cute"].arch.thread_idx = lambda thread=names["_thread"]: (thread, 0, 0)
-                names["cute"].arch.block_idx = lambda block=block, y=y, z=z: (block, y, z)
-                names["cache"] = names["memoize"] = names["cute"].jit = lambda function: function
-                names["_not"] = _not
-                exec(code, names)
-                with np.errstate(all="ignore"):
-                    names[kernel](*passed)
+    return compile(ast.fix_missing_locations(ast.Module(body=body, type_ignores=[])), module.__name__, "exec")

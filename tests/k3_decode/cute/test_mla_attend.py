@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not installed")
 
 from k3_decode.cute import mla_attend as op
+from k3_decode.cute import mla_partials, mla_tile
 from k3_decode.cute.variant import COMPILED, DISPATCHED
 from k3_decode.ops.contract import LAUNCH_SLOTS, Args, Cell
 from k3_decode.shapes import CANARY, K3
@@ -51,20 +52,20 @@ def run_in_lockstep(splits: int) -> Callable[[Args], None]:
                 op.LOADERS,
                 op.stages_of(is_fp8),
             ],
-            grid=(-(-heads * rows // op.PAIRS), splits, lengths.shape[0]),
+            grid=(-(-heads * rows // mla_tile.PAIRS), splits, lengths.shape[0]),
             cluster=1,
-            threads=op.THREADS + 32 * op.LOADERS,
+            threads=mla_tile.THREADS + 32 * op.LOADERS,
             dynamic_bytes=op._shared_bytes(is_fp8, op.stages_of(is_fp8)),
         )
         if splits == 1:
             assert not partial.isnan().any()
         run_kernel(
-            op,
+            mla_partials,
             "_merge",
             [partial, partial_lse, args["out"], args["lse"], launches],
             grid=(heads, tokens, 1),
             cluster=1,
-            threads=op.MERGE_PLACES * op.MERGE_THREADS_A_ROW,
+            threads=mla_partials.MERGE_PLACES * mla_partials.MERGE_THREADS_A_ROW,
         )
         assert launches.tolist() == [0] * 9 + [2] + [0] * (LAUNCH_SLOTS - 10)
 
@@ -123,7 +124,7 @@ def test_one_workspace_serves_every_step_that_is_split(heads: int) -> None:
 
 def test_a_workspace_that_is_too_small_is_refused() -> None:
     with pytest.raises(ValueError, match="need 1579008"):
-        op._split_workspace(torch.zeros(64, dtype=torch.uint8), 128, 1, 12)
+        mla_partials.split_workspace(torch.zeros(64, dtype=torch.uint8), 128, 1, 12)
 
 
 @pytest.mark.parametrize("architecture", DISPATCHED + COMPILED)
