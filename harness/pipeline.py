@@ -16,6 +16,7 @@ from pathlib import Path
 from harness.domain.check import Check, CheckId, Outcome, Samples, StageName, Status
 from harness.domain.errors import EvidenceError
 from harness.domain.plan import Plan
+from harness.evidence.names import LOGS
 from harness.evidence.run_folder import RunFolder
 from harness.executors.local import ChildSampler, HarnessFault
 from harness.planner import SHARES_CORES, SIDE_BY_SIDE
@@ -24,6 +25,8 @@ from harness.worker import Job, serve_command
 
 __all__ = ["Progress", "execute", "failed_checks", "judge_samples", "rejudge"]
 
+CHILD_LOG = "child.log"
+"""What sampling processes print; it travels with the bundle's other logs."""
 TRUST_S = 60.0
 """The plan's estimates count as this many seconds seen: one slow check says little about those to come."""
 DOES_NOT_BLOCK = frozenset({Status.PASS, Status.SKIPPED})
@@ -90,7 +93,7 @@ def execute(
     job_file = run.scratch / "job.json"
     job_file.write_bytes(job.canonical())
     blocked_by = _first_blocking(plan, run.outcomes()) if not keep_going else None
-    with (run.scratch / "child.log").open("ab") as log, ExitStack() as stack:
+    with (run.logs / CHILD_LOG).open("ab") as log, ExitStack() as stack:
         samplers = [
             stack.enter_context(closing(ChildSampler(serve_command(job_file), plan.tier, progress.note, log)))
             for _ in range(SIDE_BY_SIDE)
@@ -173,8 +176,8 @@ def judge_samples(plan: Plan, check: Check, samples: Samples) -> Outcome:
             status=Status.FAIL,
             tier=samples.tier,
             summary=f"the candidate {samples.ended.replace('_', ' ')}: {samples.detail}",
-            next_step=f"run `fasttrack run {check.stage.value}` again; what the process says meanwhile is in "
-            ".scratch/child.log of the run folder",
+            next_step=f"read what the process said in {LOGS}/{CHILD_LOG} of the bundle, mend it, and run "
+            f"`fasttrack run {check.stage.value} --only {check.id}` again",
         )
     try:
         return stage_of(check.stage).judge(check, samples)

@@ -94,6 +94,7 @@ def serve(job: Job) -> None:
     plan = read_plan(Path(job.plan))
     context = make_context(plan, load_pack(plan.pack), job, lambda text: say("note", text))
     checks = {check.id: check for check in plan.checks}
+    say("ready", True)
     for line in sys.stdin:
         check = checks[line.strip()]
         try:

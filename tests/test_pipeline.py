@@ -10,6 +10,7 @@ from harness.domain.check import Check, Outcome, StageName, Status
 from harness.domain.errors import InputError
 from harness.domain.machine import Tier
 from harness.domain.plan import Plan
+from harness.evidence.bundle import write_bundle
 from harness.evidence.run_folder import open_run
 from harness.executors import local
 from harness.executors.local import HarnessFault
@@ -80,6 +81,28 @@ def test_a_fault_of_the_harness_gives_no_outcome_and_stops_the_run(
         _execute(plan, tmp_path, monkeypatch, "harness_fault")
     with open_run(tmp_path / "run", plan) as run:
         assert run.outcomes() == ()
+
+
+def test_a_process_that_cannot_start_is_a_fault_of_ours_and_no_candidate_s_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = _plan(only=("mix",))
+    with pytest.raises(HarnessFault, match=r"exit code 1 before it was ready[^~]*no module named") as caught:
+        _execute(plan, tmp_path, monkeypatch, "no_start")
+    assert caught.value.exit_code == 2
+    with open_run(tmp_path / "run", plan) as run:
+        assert run.outcomes() == ()
+
+
+def test_what_a_dying_candidate_printed_travels_in_the_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = _plan(only=("mix",))
+    _execute(plan, tmp_path, monkeypatch, "says_and_exits")
+    with open_run(tmp_path / "run", plan) as run:
+        assert "logs/child.log of the bundle" in run.outcomes()[0].next_step
+        folder = write_bundle(run)
+    assert "last words of the candidate" in (folder / "logs" / "child.log").read_text()
 
 
 def test_a_resumed_run_repeats_no_finished_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,8 @@ from harness.evidence.strict_json import open_regular
 __all__ = ["digest_file", "write_bundle"]
 
 CHUNK = 2**20
+MAX_LOG_BYTES = 2**20
+"""Of one log: whoever prints more than this says nothing that anybody reads."""
 
 
 def write_bundle(
@@ -34,6 +36,7 @@ def write_bundle(
     shutil.rmtree(run.scratch, ignore_errors=True)
     environment = environment or read_environment(sys.argv)
     for folder in (run.logs, run.ledger):
+        _bound_logs(folder)
         for path in sorted(p for p in folder.rglob("*") if not p.is_dir()):
             _redact_file(run, path)
     write_atomically(run.folder / OUTCOMES, b"".join(o.canonical() + b"\n" for o in run.outcomes()))
@@ -71,6 +74,23 @@ def _entries(folder: Path) -> list[FileEntry]:
         sha256, size = digest_file(path)
         entries.append(FileEntry(path=name, sha256=sha256, size=size))
     return entries
+
+
+def _bound_logs(folder: Path) -> None:
+    """Leave the end of a log that is very long, and no log that is empty."""
+    for path in folder.rglob("*.log"):
+        if path.is_symlink() or not path.is_file():
+            continue
+        size = path.stat().st_size
+        if size == 0:
+            path.unlink()
+        elif size > MAX_LOG_BYTES:
+            with path.open("rb") as file:
+                file.seek(size - MAX_LOG_BYTES)
+                kept = file.read()
+            write_atomically(
+                path, f"({size - MAX_LOG_BYTES} bytes before this were left out)\n".encode() + kept
+            )
 
 
 def _redact_file(run: RunFolder, path: Path) -> None:

@@ -1,8 +1,9 @@
 """Run candidate code in a child process, so that its crash, hang or abort is an observation and not our end.
 
-The parent sends one check id a line; the child answers with JSON lines: `note` (what it is doing), `samples`
-(the answer) or `fault` (our own code broke). Invariant: every check ends as samples of status `ran`,
-`crashed` or `timed_out`, or the run stops with `HarnessFault` and the check has no samples at all.
+The parent sends one check id a line; the child answers with JSON lines: `ready` (once, before it runs
+anything of a candidate), `note` (what it is doing), `samples` (the answer) or `fault` (our own code broke).
+Invariant: every check ends as samples of status `ran`, `crashed` or `timed_out`, or the run stops with
+`HarnessFault` and the check has no samples at all. A child that ends before it is ready is ours.
 """
 
 import json
@@ -30,6 +31,12 @@ PATIENCE = 30.0
 """A check may take this many times its estimate before it counts as hung."""
 
 
+START_S = 300.0
+"""Until a child is ready: imports alone, but on a machine that may be busy."""
+LAST_WORDS = 1500
+"""Bytes of a child's log that a fault quotes."""
+
+
 class HarnessFault(FasttrackError):
     """The harness itself broke while sampling: no outcome, the plan stays incomplete."""
 
@@ -46,6 +53,7 @@ class ChildSampler:
         self._log = log
         self._child: subprocess.Popen[bytes] | None = None
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._is_ready = False
 
     def sample(self, check: Check) -> Samples:
         """Samples of one check; raises `HarnessFault` when our own code broke."""
@@ -58,12 +66,13 @@ class ChildSampler:
             child.stdin.flush()
         except BrokenPipeError:
             return self._ended(check, begun)
-        limit = begun + max(GRACE_S, PATIENCE * check.cost_s)
+        limit = begun + max(GRACE_S, PATIENCE * check.cost_s) if self._is_ready else begun + START_S
         while True:
             try:
                 line = self._lines.get(timeout=max(0.0, limit - time.monotonic()))
             except queue.Empty:
                 self._kill()
+                self._require_ready("did not start in time")
                 spent = time.monotonic() - begun
                 return Samples(
                     check=check.id, tier=self._tier, ended="timed_out", duration_s=spent,
@@ -72,7 +81,10 @@ class ChildSampler:
             if line is None:
                 return self._ended(check, begun)
             answer = json.loads(line)
-            if "note" in answer:
+            if "ready" in answer:
+                self._is_ready = True
+                limit = time.monotonic() + max(GRACE_S, PATIENCE * check.cost_s)
+            elif "note" in answer:
                 self._on_note(str(answer["note"]))
             elif "fault" in answer:
                 self._kill()
@@ -91,6 +103,7 @@ class ChildSampler:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._child is None or self._child.poll() is not None:
             self._lines = queue.SimpleQueue()
+            self._is_ready = False
             self._child = subprocess.Popen(
                 self._argv,
                 env={**os.environ, "OMP_NUM_THREADS": os.environ.get("FASTTRACK_THREADS", "1")},
@@ -107,10 +120,30 @@ class ChildSampler:
         code = self._child.wait() if self._child is not None else 0
         self._kill()
         word = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        self._require_ready(f"ended with {word} before it was ready")
         return Samples(
             check=check.id, tier=self._tier, ended="crashed", duration_s=time.monotonic() - begun,
             detail=f"the process that ran the candidate ended with {word}",
         )  # fmt: skip
+
+    def _require_ready(self, what: str) -> None:
+        """Raise `HarnessFault` where the child never got as far as a candidate's code."""
+        if not self._is_ready:
+            raise HarnessFault(
+                f"the process that samples {what}, so nothing was learned about the candidate; finished "
+                "checks are kept and --resume goes on after a repair. Its last words:\n"
+                f"{self._last_words()}"
+            )
+
+    def _last_words(self) -> str:
+        """The end of the child's log."""
+        self._log.flush()
+        try:
+            with open(self._log.name, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_WORDS))
+                return file.read().decode("utf-8", "replace").strip()
+        except OSError:
+            return "none could be read"
 
     def _kill(self) -> None:
         if self._child is None:

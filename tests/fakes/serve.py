@@ -1,7 +1,7 @@
 """The sampling child on the fake pack: `python -m tests.fakes.serve JOB BEHAVIOUR`.
 
-BEHAVIOUR: `honest`, or what the candidate does when a session opens: `segfault`, `exit`, `hang`, `raise`,
-`harness_fault`.
+BEHAVIOUR: `honest`, or what the candidate does when a session opens: `segfault`, `exit`, `says_and_exits`,
+`hang`, `raise`; or what the harness does: `harness_fault`, `no_start` (it ends before it is ready).
 """
 
 import os
@@ -27,6 +27,9 @@ class MisbehavingPack(FakePack):
             os.kill(os.getpid(), signal.SIGSEGV)
         if self._behaviour == "exit":
             os._exit(3)
+        if self._behaviour == "says_and_exits":
+            print("last words of the candidate", flush=True)
+            os._exit(3)
         if self._behaviour == "hang":
             time.sleep(3600)
         if self._behaviour == "raise":
@@ -38,6 +41,8 @@ def main() -> None:
     """Serve a job."""
     job, behaviour = Path(sys.argv[1]), sys.argv[2]
     worker.load_pack = lambda name: MisbehavingPack(behaviour)  # type: ignore[assignment,return-value]  # a fake
+    if behaviour == "no_start":
+        sys.exit("no module named harness.stages.missing")
     if behaviour == "harness_fault":
         worker.sample_check = lambda check, context: 1 / 0  # type: ignore[assignment,return-value]  # a fault of ours
     worker.serve(worker.Job.model_validate_json(job.read_bytes()))
