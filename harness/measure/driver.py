@@ -6,13 +6,28 @@ refuses raises `DriverError` with the driver's own word for it; nothing is launc
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, Union, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    Union,
+    byref,
+    c_char_p,
+    c_int,
+    c_size_t,
+    c_ubyte,
+    c_uint,
+    c_uint64,
+    c_void_p,
+)
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from harness.domain.errors import DeviceMissing, FasttrackError
 
-__all__ = ["DriverError", "Kernel", "KernelNode", "MemsetNode", "Module", "TensorMapRequest", "graph_nodes"]
+__all__ = [
+    "DriverError", "Kernel", "KernelNode", "MemsetNode", "Module", "TensorMapRequest", "encode_tensor_map",
+    "graph_nodes",
+]  # fmt: skip
 
 CLUSTER_DIMENSION, SERIALIZATION, CARVEOUT = 4, 6, 14
 """Launch attributes by the driver's number: cluster size, start before the predecessor ends, share of L1 that
@@ -57,6 +72,10 @@ class _MemsetParams(Structure):
     )  # fmt: skip
 
 
+class _EdgeData(Structure):
+    _fields_ = (("from_port", c_ubyte), ("to_port", c_ubyte), ("type", c_ubyte), ("reserved", c_ubyte * 5))
+
+
 class KernelNode(NamedTuple):
     """One kernel of a captured graph, as the driver would launch it."""
 
@@ -68,6 +87,8 @@ class KernelNode(NamedTuple):
     carveout: int
     parameters: tuple[tuple[int, bytes], ...]
     """(offset in the parameter buffer, bytes), in order."""
+    is_dependent: bool
+    """Whether it may start before the node before it ends."""
 
 
 class MemsetNode(NamedTuple):
@@ -194,29 +215,57 @@ def encode_tensor_map(request: TensorMapRequest) -> bytes:
 
 
 def graph_nodes(graph: int) -> tuple[KernelNode | MemsetNode, ...]:
-    """What a captured graph does, in order; raises `DriverError` for anything but kernels and memsets, and
-    for a graph that is no chain.
+    """What a captured graph does, in order; raises `DriverError` for anything but a chain of kernels and
+    memsets.
     """
     count = c_size_t()
     _call("cuGraphGetNodes", c_void_p(graph), None, byref(count))
     nodes = (c_void_p * max(1, count.value))()
     _call("cuGraphGetNodes", c_void_p(graph), nodes, byref(count))
+    handles = [int(node or 0) for node in nodes][: count.value]
+    edges = _edges(graph)
     found: list[KernelNode | MemsetNode] = []
-    for node in list(nodes)[: count.value]:
+    for node in _chain(handles, edges):
         kind = c_int()
         _call("cuGraphNodeGetType", c_void_p(node), byref(kind))
         if kind.value == KERNEL_NODE:
-            found.append(_kernel_node(c_void_p(node)))
+            is_dependent = any(to == node and data for _, to, data in edges)
+            found.append(_kernel_node(c_void_p(node), is_dependent))
         elif kind.value == MEMSET_NODE:
             found.append(_memset_node(c_void_p(node)))
         elif kind.value != EMPTY_NODE:
-            raise DriverError(
-                f"the captured call has a graph node of type {kind.value}: neither kernel nor memset"
-            )
+            raise DriverError(f"a graph node of type {kind.value} is neither kernel nor memset")
     return tuple(found)
 
 
-def _kernel_node(node: c_void_p) -> KernelNode:
+def _edges(graph: int) -> list[tuple[int, int, bool]]:
+    """(from, to, whether the second may start before the first ends)."""
+    count = c_size_t()
+    _call("cuGraphGetEdges_v2", c_void_p(graph), None, None, None, byref(count))
+    if not count.value:
+        return []
+    sources, targets = (c_void_p * count.value)(), (c_void_p * count.value)()
+    data = (_EdgeData * count.value)()
+    _call("cuGraphGetEdges_v2", c_void_p(graph), sources, targets, data, byref(count))
+    return [(int(a or 0), int(b or 0), bool(d.type)) for a, b, d in zip(sources, targets, data, strict=True)]
+
+
+def _chain(nodes: Sequence[int], edges: Sequence[tuple[int, int, bool]]) -> list[int]:
+    """The nodes one after another; raises `DriverError` where two could run side by side."""
+    after = {a: b for a, b, _ in edges}
+    first = [node for node in nodes if node not in {b for _, b, _ in edges}]
+    if len(after) != len(edges) or len(first) != min(1, len(nodes)):
+        raise DriverError("the captured call is no chain: some of its work runs beside the rest")
+    found, node = [], first[0] if first else 0
+    while node:
+        found.append(node)
+        node = after.get(node, 0)
+    if len(found) != len(nodes):
+        raise DriverError("the captured call is no chain: some of its work runs beside the rest")
+    return found
+
+
+def _kernel_node(node: c_void_p, is_dependent: bool) -> KernelNode:
     held = _KernelParams()
     _call("cuGraphKernelNodeGetParams_v2", node, byref(held))
     name = c_char_p()
@@ -233,7 +282,7 @@ def _kernel_node(node: c_void_p) -> KernelNode:
     return KernelNode(
         (name.value or b"").decode(), _three(held.grid), _three(held.block),
         (max(1, cluster[0]), max(1, cluster[1]), max(1, cluster[2])), held.shared,
-        _attribute(node, CARVEOUT).words[0], values,
+        _attribute(node, CARVEOUT).words[0], values, is_dependent,
     )  # fmt: skip
 
 

@@ -129,6 +129,15 @@ class Guarded:
             found += [Touch(name, k, n) for k, n in (("guard", bands), ("gap", gaps), (kind, wrong)) if n]
         return tuple(found)
 
+    def has_whole_bands(self) -> bool:
+        """Whether nothing was written before or behind any argument."""
+        for name, buffer in self._buffers.items():
+            start, size = self._spans[name]
+            moved = buffer != BAND_VALUE
+            if bool(moved[:start].any()) or bool(moved[start + size :].any()):
+                return False
+        return True
+
     def spoil_guard(self, name: str) -> None:
         """Flip the byte before an argument, as a write one element too early would."""
         self._buffers[name][self._spans[name][0] - 1] ^= 0xFF
