@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -145,13 +146,21 @@ def _source_digests(pack: Pack, variant: KernelVariant) -> dict[str, str]:
         name = path.relative_to(pack.root).as_posix()
         if name in found or not path.is_file():
             continue
-        content = path.read_bytes()
-        found[name] = sha256_hex(content)
-        for module in _imports(content):
+        status = path.stat()
+        digest, imports = _source(path, status.st_mtime_ns, status.st_size)
+        found[name] = digest
+        for module in imports:
             if module.split(".")[0] == package:
                 place = pack.root.joinpath(*module.split(".")[1:])
                 todo += [place.with_suffix(".py"), place / "__init__.py"] if place != pack.root else []
     return found
+
+
+@lru_cache(maxsize=4096)
+def _source(path: Path, modified_ns: int, size: int) -> tuple[str, tuple[str, ...]]:
+    """(sha256, imported modules) of a source file; time and size are there to notice an edit."""
+    content = path.read_bytes()
+    return sha256_hex(content), tuple(_imports(content))
 
 
 def _imports(content: bytes) -> Iterator[str]:
