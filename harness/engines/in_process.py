@@ -1,4 +1,4 @@
-"""Drive a pack's model in this process: forced text, greedy answers, and how far two arms are apart.
+"""Drive a pack's model in this process: forced text, written answers, and how far two arms are apart.
 
 Sessions are the pack's; this module only feeds them tokens in the same order for every arm and compares what
 comes back. Log-probabilities are natural, fp32, [positions, vocab].
@@ -6,26 +6,32 @@ comes back. Log-probabilities are natural, fp32, [positions, vocab].
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
 
-from harness.domain.pack import Arm, Decision, Generation, Pack, Session, SessionRequest
+from harness.domain.pack import Arm, Decision, Pack, Session, SessionRequest
 
 __all__ = [
     "Divergence",
-    "answer",
+    "among",
     "divergence",
+    "drawn_at",
     "force",
     "force_verify",
+    "generate",
     "open_session",
     "planted_write",
     "random_texts",
+    "stack_rows",
+    "versions",
     "watched_digests",
 ]
 
 Tensor = torch.Tensor
+Around = Callable[[int], AbstractContextManager[None]]
+"""What a step runs inside, by its number."""
 WORD_BYTES = 8
 WEIGHT_STEP = 2 * 2654435761
 """Even, so that weights are odd; from Knuth's multiplicative hashing, so that neighbours differ much."""
@@ -39,6 +45,10 @@ class Divergence(NamedTuple):
     is_top1_equal: tuple[bool, ...]
     max_gap: tuple[float | None, ...]
     """Largest difference of log-probability among the reference's 16 likeliest tokens."""
+
+
+def _unwatched(_step: int) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 @contextmanager
@@ -64,45 +74,88 @@ def force(
     prompts: Sequence[Sequence[int]],
     continuations: Sequence[Sequence[int]],
     switch: Callable[[int], Arm] | None = None,
+    around: Around = _unwatched,
 ) -> list[Tensor]:
     """Log-probabilities of the next token along forced text, one tensor [steps + 1, vocab] a request.
 
-    All requests decode together; continuations have one length. `switch` may name the arm for each step.
+    All requests decode together; continuations have one length. `switch` may name the arm for each step, and
+    each step runs inside `around(step)`.
     """  # fmt: skip
     requests, first = session.prefill(prompts)
     rows = [first.float()]
     for step in range(len(continuations[0])):
         if switch is not None:
             session.switch(switch(step))
-        rows.append(session.decode(requests, [text[step] for text in continuations]).float())
+        with around(step):
+            out = session.decode(requests, [text[step] for text in continuations])
+        rows.append(out.float())
     session.finish(requests)
     stacked = torch.stack(rows, dim=1)
     return [stacked[i].clone() for i in range(len(prompts))]
 
 
 def force_verify(
-    session: Session, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], rows: int
+    session: Session,
+    prompts: Sequence[Sequence[int]],
+    continuations: Sequence[Sequence[int]],
+    rows: int,
+    around: Around = _unwatched,
 ) -> list[Tensor]:
     """As `force`, in verify steps of `rows` tokens that are all accepted; continuations divide by `rows`."""
     requests, first = session.prefill(prompts)
     parts = [[first[i : i + 1].float()] for i in range(len(prompts))]
     for start in range(0, len(continuations[0]), rows):
         drafts = [list(text[start : start + rows]) for text in continuations]
-        out = session.verify(requests, drafts, [len(d) for d in drafts]).float()
+        with around(start // rows):
+            out = session.verify(requests, drafts, [len(d) for d in drafts])
+        out = out.float()
         for i in range(len(prompts)):
             parts[i].append(out[i * rows : (i + 1) * rows])
     session.finish(requests)
     return [torch.cat(part) for part in parts]
 
 
-def answer(
-    session: Session, items: Sequence[tuple[str, Sequence[int], int]], stop: int, batch: int
-) -> tuple[Generation, ...]:
-    """Greedy answers to (id, prompt, most tokens), `batch` at a time, in the order given."""
-    answers: list[Generation] = []
-    for start in range(0, len(items), batch):
-        answers += _answer_batch(session, items[start : start + batch], stop)
-    return tuple(answers)
+def generate(
+    session: Session, prompts: Sequence[Sequence[int]], steps: int, choose: Callable[[Tensor, int], int]
+) -> tuple[list[list[int]], list[Tensor]]:
+    """Tokens that `choose(log-probabilities [vocab], step)` picks, and as `force` the log-probabilities along
+    them.
+    """
+    requests, logprobs = session.prefill(prompts)
+    rows, texts = [logprobs.float()], [list[int]() for _ in prompts]
+    for step in range(steps):
+        for text, row in zip(texts, rows[-1], strict=True):
+            text.append(choose(row, step))
+        rows.append(session.decode(requests, [text[-1] for text in texts]).float())
+    session.finish(requests)
+    stacked = torch.stack(rows, dim=1)
+    return texts, [stacked[i].clone() for i in range(len(prompts))]
+
+
+def drawn_at(temperature: float, seed: int) -> Callable[[Tensor, int], int]:
+    """A chooser that draws at a temperature; equal draws for equal seeds, whatever the log-probabilities."""
+    source = random.Random(seed)
+
+    def choose(row: Tensor, _step: int) -> int:
+        shares = torch.softmax(row.double() / temperature, dim=0).cumsum(0)
+        return int(torch.searchsorted(shares, source.random() * float(shares[-1])).clamp(max=len(row) - 1))
+
+    return choose
+
+
+def among(allowed: Callable[[int], Sequence[int]]) -> Callable[[Tensor, int], int]:
+    """A chooser of the likeliest token that a grammar allows at a step."""
+
+    def choose(row: Tensor, step: int) -> int:
+        tokens = list(allowed(step))
+        return tokens[int(row[tokens].argmax())]
+
+    return choose
+
+
+def stack_rows(rows: Sequence[Tensor]) -> Tensor:
+    """[positions, vocab] of single positions."""
+    return torch.stack(list(rows))
 
 
 def divergence(reference: Tensor, other: Tensor) -> Divergence:
@@ -124,6 +177,17 @@ def divergence(reference: Tensor, other: Tensor) -> Divergence:
 def watched_digests(session: Session, writable: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
     """(checksum of what `writable` does not cover, number of such elements) by watched tensor."""
     return {name: _checksum(tensor, writable.get(name)) for name, tensor in session.watched().items()}
+
+
+def versions(session: Session, writable: Mapping[str, Tensor]) -> dict[str, int]:
+    """How often each watched tensor was written in place, where `writable` covers none of it; this also shows
+    a write that was undone.
+    """
+    return {
+        name: tensor._version  # the counter has no public name
+        for name, tensor in session.watched().items()
+        if name not in writable
+    }
 
 
 @contextmanager
@@ -158,36 +222,3 @@ def _checksum(tensor: Tensor, writable: Tensor | None) -> tuple[int, int]:
     words = torch.nn.functional.pad(raw, (0, -raw.numel() % WORD_BYTES)).view(torch.int64)
     weights = torch.arange(words.numel(), device=raw.device, dtype=torch.int64) * WEIGHT_STEP + 1
     return int((words * weights).sum().item()), int(flat.numel())
-
-
-def _answer_batch(
-    session: Session, items: Sequence[tuple[str, Sequence[int], int]], stop: int
-) -> list[Generation]:
-    requests, logprobs = session.prefill([prompt for _, prompt, _ in items])
-    texts: list[list[int]] = [[] for _ in items]
-    ends: list[str | None] = [None] * len(items)
-    while True:
-        picks = torch.where(torch.isfinite(logprobs).any(-1), logprobs.argmax(-1), -1).tolist()
-        active = [i for i in range(len(items)) if ends[i] is None]
-        for row, i in enumerate(active):
-            ends[i] = _take(texts[i], picks[row], stop, items[i][2])
-        going = [i for i in active if ends[i] is None]
-        if not going:
-            break
-        session.finish([requests[i] for i in active if ends[i] is not None])
-        logprobs = session.decode([requests[i] for i in going], [texts[i][-1] for i in going])
-    session.finish([requests[i] for i in active])
-    return [
-        Generation.model_validate({"item": item[0], "tokens": tuple(text), "finish": end})
-        for item, text, end in zip(items, texts, ends, strict=True)
-    ]
-
-
-def _take(text: list[int], token: int, stop: int, most: int) -> str | None:
-    """Append a token; the reason why the answer ends here, if it does."""
-    if token < 0:
-        return "error"
-    text.append(token)
-    if token == stop:
-        return "stop"
-    return "length" if len(text) >= most else None

@@ -1,12 +1,14 @@
-"""A pack's model as lm-eval sees it: registered as `fasttrack`, driven in this process, one arm an instance.
+"""Models as lm-eval sees them: registered as `fasttrack`, driven in this process or answering through an
+engine.
 
-Texts are token ids in decimal, joined by spaces: the embedded tasks have no tokenizer, and a task over real
-text encodes it before it gets here. Log-probabilities along every scored text are kept in `forced`, answers
-in `answers`, so that the stage has the raw observations and not lm-eval's aggregates.
+Forced texts are token ids in decimal, joined by spaces; their log-probabilities are kept in `forced`, so
+that the stage has the raw observations and not lm-eval's aggregates. Questions are put to whoever was given
+to answer them: the stage asks every arm and tells lm-eval what stock said. lm-eval gives the prompts and
+scores answers.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,9 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
 from harness.domain.pack import Session
-from harness.engines.in_process import answer, force
+from harness.engines.in_process import force
 
-__all__ = ["FasttrackLM", "decode_ids", "encode_ids", "run_task"]
+__all__ = ["FasttrackLM", "decode_ids", "encode_ids", "run_task", "run_yaml_task", "task_file"]
 
 
 def encode_ids(tokens: Sequence[int]) -> str:
@@ -32,18 +34,23 @@ def decode_ids(text: str) -> tuple[int, ...]:
 
 @register_model("fasttrack")
 class FasttrackLM(LM):  # type: ignore[misc]  # lm-eval ships no types
-    """One open session.
+    """One open session to force texts through, or somebody who answers all prompts at once, or both.
 
     `prompt_tokens` of each scored text go in by prefill, the rest is forced token by token.
     """
 
-    def __init__(self, session: Session, batch: int, stop: int = -1, prompt_tokens: int = 1) -> None:
+    def __init__(
+        self,
+        session: Session | None = None,
+        batch: int = 1,
+        prompt_tokens: int = 1,
+        answer_all: Callable[[Sequence[str]], Sequence[str]] | None = None,
+    ) -> None:
         super().__init__()
-        self._session, self._batch, self._stop, self._prompt_tokens = session, batch, stop, prompt_tokens
+        self._session, self._batch, self._prompt_tokens = session, batch, prompt_tokens
+        self._answer_all = answer_all
         self.forced: dict[str, Any] = {}
         """[positions, vocab] log-probabilities by text."""
-        self.answers: dict[str, Any] = {}
-        """`Generation` by prompt text."""
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Log-likelihood of each text after its first `prompt_tokens`; texts of a batch have one length."""
@@ -52,7 +59,7 @@ class FasttrackLM(LM):  # type: ignore[misc]  # lm-eval ships no types
         for start in range(0, len(texts), self._batch):
             part = texts[start : start + self._batch]
             n = self._prompt_tokens
-            rows = force(self._session, [t[:n] for t in part], [t[n:-1] for t in part])
+            rows = self._force([t[:n] for t in part], [t[n:-1] for t in part])
             for text, logprobs in zip(part, rows, strict=True):
                 self.forced[encode_ids(text)] = logprobs
                 totals.append(sum(float(logprobs[i, token]) for i, token in enumerate(text[n:])))
@@ -63,20 +70,21 @@ class FasttrackLM(LM):  # type: ignore[misc]  # lm-eval ships no types
         results = []
         for request in requests:
             context, target = (decode_ids(part) for part in request.args)
-            logprobs = force(self._session, [context], [target[:-1]])[0]
+            logprobs = self._force([context], [target[:-1]])[0]
             total = sum(float(logprobs[i, token]) for i, token in enumerate(target))
             results.append((total, logprobs.argmax(-1).tolist() == list(target)))
         return results
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Greedy answers, stop token included; `max_gen_toks` comes from each request."""
-        items = [
-            (request.args[0], decode_ids(request.args[0]), int(request.args[1]["max_gen_toks"]))
-            for request in requests
-        ]
-        found = answer(self._session, items, self._stop, self._batch)
-        self.answers.update({generation.item: generation for generation in found})
-        return [encode_ids(generation.tokens) for generation in found]
+        """What the answerer says to all prompts, in their order."""
+        if self._answer_all is None:
+            raise AssertionError("this model was opened to score texts, and nobody answers for it")
+        return list(self._answer_all([str(request.args[0]) for request in requests]))
+
+    def _force(self, prompts: list[tuple[int, ...]], rest: list[tuple[int, ...]]) -> list[Any]:
+        if self._session is None:
+            raise AssertionError("this model answers prompts, and has no session to score texts with")
+        return list(force(self._session, prompts, rest))
 
 
 def run_task(
@@ -96,16 +104,7 @@ def run_task(
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.evaluator import evaluate
 
-    folder.mkdir(parents=True, exist_ok=True)
-    source = folder / f"{name}.jsonl"
-    source.write_text("".join(json.dumps(document) + "\n" for document in documents), encoding="utf-8")
-    config: dict[str, Any] = {
-        "task": name,
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(source)}, "cache_dir": str(folder / "datasets")},
-        "test_split": "test",
-        "metadata": {"version": 1},
-    }
+    config: dict[str, Any] = {"task": name, "metadata": {"version": 1}, **_local(folder, name, documents)}
     if is_rolling:
         config |= {
             "output_type": "loglikelihood_rolling",
@@ -124,3 +123,48 @@ def run_task(
             "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
         }
     evaluate(model, {name: ConfigurableTask(config=config)}, bootstrap_iters=0, log_samples=False)
+
+
+def run_yaml_task(
+    model: FasttrackLM, file: Path, documents: Sequence[dict[str, str]], folder: Path
+) -> Callable[[dict[str, str], str], float]:
+    """Run a task that a YAML file defines, over these documents; gives the task's own score of an answer.
+
+    The documents take the place of the file's data set and go through a local JSON file under `folder`.
+    """
+    from lm_eval.api.task import ConfigurableTask
+    from lm_eval.evaluator import evaluate
+    from lm_eval.tasks._yaml_loader import load_yaml  # the only reader of `!function`; lm-eval is pinned
+
+    config: dict[str, Any] = load_yaml(file)
+    name, metric = str(config["task"]), str(config["metric_list"][0]["metric"])
+    for split in ("training_split", "fewshot_split"):
+        config.pop(split, None)
+    config |= _local(folder, name, documents)
+    task = ConfigurableTask(config=config)
+    evaluate(model, {name: task}, bootstrap_iters=0, log_samples=False)
+
+    def score(document: dict[str, str], answer: str) -> float:
+        return float(task.process_results(document, [answer])[metric])
+
+    return score
+
+
+def task_file(name: str) -> Path:
+    """The YAML file of one of lm-eval's own tasks, such as `aime/aime25`."""
+    import lm_eval
+
+    return Path(str(lm_eval.__file__)).parent / "tasks" / f"{name}.yaml"
+
+
+def _local(folder: Path, name: str, documents: Sequence[dict[str, str]]) -> dict[str, Any]:
+    """Settings of a task whose documents lie in a local file, which is written here."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source = folder / f"{name}.jsonl"
+    source.write_text("".join(json.dumps(document) + "\n" for document in documents), encoding="utf-8")
+    return {
+        "dataset_path": "json",
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": {"test": str(source)}, "cache_dir": str(folder / "datasets")},
+        "test_split": "test",
+    }

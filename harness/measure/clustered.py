@@ -2,10 +2,11 @@
 problems.
 
 Repeats of one problem share its difficulty, so problems are drawn again, each with all of its repeats. The
-interval is the expanded percentile interval (Hesterberg 2015, The American Statistician 69:371): the plain one
-is too short for few problems, by the factor of Student's t and of the sample variance. It is never narrower
-than what as many answers without any difference would allow, as a difference not seen may still exist; that
-floor is Tango's interval, which `paired` has. Seeded: the same differences give the same interval.
+interval is the expanded percentile interval (Hesterberg 2015, The American Statistician 69:371): the plain
+one is too short for few problems, by the factor of Student's t and of the sample variance. It is never
+narrower than what as many answers without any difference would allow, as a difference not seen may still
+exist; that floor is Tango's interval, which `paired` has. Seeded: the same differences give the same
+interval.
 """
 
 from collections.abc import Sequence
@@ -58,8 +59,8 @@ def compare_clusters(
 ) -> ClusteredVerdict:
     """Non-inferiority by `margin` from differences optimised minus stock, one sequence of repeats a problem.
 
-    Every problem weighs the same. Rules as in `compare_pairs`. Raises `ValueError` for fewer than two problems
-    or a problem without answers.
+    Every problem weighs the same. Rules as in `compare_pairs`. Raises `ValueError` for fewer than two
+    problems or a problem without answers.
     """
     if len(clusters) < 2 or not all(clusters):
         raise ValueError("a bootstrap over problems needs two or more, each with an answer")

@@ -25,8 +25,8 @@ class Draw(NamedTuple):
 def stated_p(draws: Sequence[Draw], seed: int) -> float:
     """p-value that all draws follow the stated probabilities; raises `ValueError` without draws.
 
-    The number inside a token's share comes from the seed and the draw's place, so that judging again gives the
-    same p-value.
+    The number inside a token's share comes from the seed and the draw's place, so that judging again gives
+    the same p-value.
     """
     if not draws:
         raise ValueError("a test of drawn tokens needs at least one")

@@ -2,8 +2,8 @@
 
 Intervals are Tango's score intervals for the difference of paired proportions (Tango 1998, Statistics in
 Medicine 17:891), which keep their coverage when few or no pairs disagree, where Wald's collapse to a point.
-Each end is one-sided: the lower one at `alpha`, as non-inferiority asks one question at one end; the upper one
-at the false-alarm rate, so that two equal arms are called worse no more often than that.
+Each end is one-sided: the lower one at `alpha`, as non-inferiority asks one question at one end; the upper
+one at the false-alarm rate, so that two equal arms are called worse no more often than that.
 """
 
 from collections.abc import Callable
@@ -130,7 +130,9 @@ def compare_pairs(
 
 
 def verdict_of(low: float, high: float, margin: float, *, is_sure: bool) -> Verdict:
-    """What an interval of optimised minus stock says; `is_sure`: equal arms would have excluded the margin."""
+    """What an interval of optimised minus stock says; `is_sure`: equal arms would have excluded the
+    margin.
+    """
     if low > -margin:
         return Verdict.NOT_WORSE
     return Verdict.WORSE if high < 0 or is_sure else Verdict.OPEN

@@ -1,4 +1,6 @@
-"""Paired designs over 200 simulated experiments: a planted loss of three points, and arms that do not differ."""
+"""Paired designs over 200 simulated experiments: a planted loss of three points, and arms that do not
+differ.
+"""
 
 from collections import Counter
 

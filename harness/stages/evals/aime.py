@@ -1,9 +1,9 @@
 """Whether an answer to an AIME problem is right: under lm-eval's own rule, and after normalising integers.
 
-AIME answers are whole numbers from 0 to 999. `lm_eval_score` gives what lm-eval's task `aime25` gives (0.4.13);
-a rule as strict about form as about values, so right answers score 0 where they are written `\\boxed{070}`.
-`find_integer` reads the answer that people would read. Answers that were cut off, answers that never came and
-wrong answers stay apart.
+AIME answers are whole numbers from 0 to 999. `lm_eval_score` gives what lm-eval's task `aime25` gives
+(0.4.13); a rule as strict about form as about values, so right answers score 0 where they are written
+`\\boxed{070}`. `find_integer` reads the answer that people would read. Answers that were cut off, answers
+that never came and wrong answers stay apart.
 """
 
 import re
@@ -33,7 +33,9 @@ class AimeMark(NamedTuple):
 
 
 def mark(response: str, target: str, *, is_cut_off: bool) -> AimeMark:
-    """The normalised verdict. Of an answer that was cut off only a box counts, as a sentence may be a thought."""
+    """The normalised verdict. Of an answer that was cut off only a box counts, as a sentence may be a
+    thought.
+    """
     found = _boxed_integer(response) if is_cut_off else find_integer(response)
     if found is None:
         return AimeMark("truncated" if is_cut_off else "no_answer", None)
@@ -59,8 +61,8 @@ def find_integer(response: str) -> int | None:
 def lm_eval_score(response: str, target: str) -> float:
     """1.0 where lm-eval's `aime25` counts the response as right, else 0.0, for a target of digits alone.
 
-    With such a target, whatever holds a fraction, a root or a quotient after the rule's rewriting is wrong, so
-    that rewriting is left out here.
+    With such a target, whatever holds a fraction, a root or a quotient after the rule's rewriting is wrong,
+    so that rewriting is left out here.
     """
     return float(_lm_eval_bare(_lm_eval_extract(response)) == target)
 

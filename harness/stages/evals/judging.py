@@ -1,149 +1,113 @@
 """What the answers of an eval amount to.
 
-Pure: samples in, outcome out; answers are scored here, by the harness's scorers.
+Pure: samples in, outcome out; answers are scored here, by the harness's scorers. In order: what cannot be
+compared is INVALID; failures that are no wrong answers FAIL on their own; without the optimised path's
+tokens, or with a stock arm that cannot do the task, there is NO_EVIDENCE; then the paired scores decide.
 """
 
-from collections.abc import Mapping, Sequence
-from math import sqrt
+from collections.abc import Mapping
+from itertools import groupby
+from math import comb
 from statistics import fmean
+from typing import NamedTuple
 
 from harness.domain.check import Check, Control, Figure, Finding, Outcome, Samples, Severity, Status, judged
 from harness.domain.record import Scalar
 from harness.domain.table_shape import unusable
+from harness.measure.clustered import compare_clusters
 from harness.measure.paired import Pairs, Verdict, compare_pairs
-from harness.stages.evals.scorers import SCORER_IDS, score_tokens
-from harness.stages.evals.tables import drift_faults, task_faults
+from harness.stages.evals.aime import lm_eval_score, mark
+from harness.stages.evals.conduct import FAILED_CONDUCT, Conduct, Trouble, conduct_of, troubles
+from harness.stages.evals.drift import judge_drift
+from harness.stages.evals.feature_judging import judge_feature
+from harness.stages.evals.scorers import SCORER_IDS, mrcr, score_tokens
+from harness.stages.evals.shares import NEXT_STEPS, figure_of, limit, low_share, path_share, rows_of
+from harness.stages.evals.tables import answer_faults, task_faults
 
 __all__ = ["judge"]
 
-Rows = Sequence[Mapping[str, Scalar]]
-AGREEMENT_Z = 2.58
 MAX_FLIPPED_SHOWN = 20
 RIGHT = 1.0 - 1e-9
-"""Score from which an answer counts as right in the paired comparison."""
+"""Score from which an answer counts as right where scores are yes or no."""
+Key = tuple[str, int]
+
+
+class _Answer(NamedTuple):
+    """One answer, scored."""
+
+    item: str
+    repeat: int
+    context: int
+    score: float
+    conduct: Conduct
+    length: int
+    lm_eval: float | None
+    """lm-eval's own score by our account of its rule, where the task has one."""
+
+
+class _Found(NamedTuple):
+    """What the scores say."""
+
+    verdict: Verdict
+    difference: float
+    low: float
+    high: float
+    power: float
+    needed: str
+    """How much more would settle it."""
+    mcnemar_p: float | None
+
+
+Arm = Mapping[Key, _Answer]
 
 
 def judge(check: Check, samples: Samples) -> Outcome:
     """The outcome of one eval."""
-    if check.parameter("kind") == "drift":
-        return _judge_drift(check, samples)
-    return _judge_task(check, samples)
+    kind = check.parameter("kind")
+    if kind == "drift":
+        return judge_drift(check, samples)
+    if kind == "feature":
+        return judge_feature(check, samples)
+    return _judge_answers(check, samples)
 
 
-def _judge_drift(check: Check, samples: Samples) -> Outcome:
-    if unfit := drift_faults(samples):
+def _judge_answers(check: Check, samples: Samples) -> Outcome:
+    is_text = check.parameter("kind") == "official"
+    unfit = (answer_faults if is_text else task_faults)(check, samples)
+    if unfit := unfit or _unlike(check, samples):
         return unusable(check, samples, unfit)
-    rows = _rows(samples, "drift")
-    by_arm = {arm: [r for r in rows if r["arm"] == arm] for arm in ("stock", "optimised", "poison")}
-    words, is_bad = _drift_verdict(check, by_arm["stock"], by_arm["optimised"])
-    poison_words, is_noticed = _drift_verdict(check, by_arm["stock"], by_arm["poison"])
-    control = Control(
-        kind="poison", description="the pack's first op made wrong on the optimised path",
-        failed=is_noticed and bool(by_arm["poison"]),
-        observed=poison_words,
-    )  # fmt: skip
-    share = _path_share(samples)
-    figures = (
-        _figure("path_share", share, "no token was decoded"),
-        _figure("stock_mean_kl", _mean_kl(by_arm["stock"]), "not finite"),
-        _figure("optimised_mean_kl", _mean_kl(by_arm["optimised"]), "not finite"),
-        _figure("optimised_kl_slope_per_token", _slope(by_arm["optimised"]), "not finite"),
-        _figure("top1_agreement", _top1(by_arm["optimised"]), "no position"),
-        Figure(name="positions", value=len(by_arm["optimised"])),
-    )
-    if not by_arm["optimised"] or not by_arm["stock"]:
-        return judged(
-            check, samples, Status.NO_EVIDENCE, "no position was compared", NEXT_STEPS, control, figures
-        )
-    if (low := _low_share(check, share)) is not None:
-        return judged(check, samples, Status.NO_EVIDENCE, low, NEXT_STEPS, control, figures)
-    status = Status.FAIL if is_bad else Status.PASS
-    return judged(check, samples, status, words, NEXT_STEPS, control, figures)
-
-
-def _drift_verdict(check: Check, stock: Rows, arm: Rows) -> tuple[str, bool]:
-    """(what was seen, whether it is too far from the oracle): mean, worst position, growth, agreement."""
-    stock_mean, arm_mean = _mean_kl(stock), _mean_kl(arm)
-    if arm_mean is None or stock_mean is None:
-        return "log-probabilities are not finite", True
-    floor = check.number("drift_floor_kl")
-    limit = check.number("drift_factor") * stock_mean + floor
-    worst_limit = check.number("drift_factor") * max(_kls(stock)) + floor
-    if arm_mean > limit:
-        return f"mean KL to the oracle {arm_mean:.3g}, over {limit:.3g} (stock {stock_mean:.3g})", True
-    if max(_kls(arm)) > 4 * worst_limit:
-        return f"worst KL to the oracle {max(_kls(arm)):.3g}, over {4 * worst_limit:.3g}", True
-    slope, stock_slope = _slope(arm) or 0.0, _slope(stock) or 0.0
-    slope_limit = check.number("drift_slope_factor") * abs(stock_slope) + limit / max(1, len(arm))
-    if slope > slope_limit:
-        return f"KL grows by {slope:.3g} a token, over {slope_limit:.3g} (stock {stock_slope:.3g})", True
-    agreement, stock_agreement = _top1(arm) or 0.0, _top1(stock) or 0.0
-    if agreement < check.number("min_top1_agreement") * stock_agreement - _agreement_noise(
-        stock_agreement, len(arm)
-    ):
-        return f"top-1 agreement with the oracle {agreement:.1%} (stock {stock_agreement:.1%})", True
-    words = f"mean KL to the oracle {arm_mean:.3g} against stock's {stock_mean:.3g} over {len(arm)} positions"
-    return words, False
-
-
-def _agreement_noise(agreement: float, positions: int) -> float:
-    """What two samples of agreement over this many positions differ by in 199 of 200 cases (normal, one
-    side).
-    """
-    share = min(max(agreement, 1.0 / positions), 1.0 - 1.0 / positions)
-    return AGREEMENT_Z * sqrt(2.0 * share * (1.0 - share) / positions)
-
-
-def _judge_task(check: Check, samples: Samples) -> Outcome:
-    if unfit := task_faults(check, samples):
-        return unusable(check, samples, unfit)
-    rows = [_scored(check, row) for row in _rows(samples, "items")]
-    stock = {str(r["item"]): r for r in rows if r["arm"] == "stock"}
-    optimised = {str(r["item"]): r for r in rows if r["arm"] == "optimised"}
-    poison = [r for r in rows if r["arm"] == "poison"]
-    share = _path_share(samples)
+    arms = {arm: _scored(check, samples, arm) for arm in ("stock", "optimised", "poison")}
+    stock, optimised = arms["stock"], arms["optimised"]
     if not stock:
         return judged(check, samples, Status.NO_EVIDENCE, "no item was answered", NEXT_STEPS, None, ())
-    pairs = _pairs(stock, optimised)
-    found = compare_pairs(pairs, check.number("margin"), check.number("alpha"), check.number("power"))
-    control = _poison_control(poison, stock)
-    figures = (
-        Figure(name="stock_score", value=_mean_score(stock.values())),
-        Figure(name="optimised_score", value=_mean_score(optimised.values())),
-        Figure(name="score_difference", value=found.difference, low=found.low, high=found.high),
-        Figure(name="mcnemar_p", value=found.mcnemar_p),
-        Figure(name="power_at_margin", value=found.power),
-        Figure(name="items", value=pairs.n, note=f"scorer {SCORER_IDS[str(check.parameter('scorer'))]}"),
-        _figure("path_share", share, "no token was decoded"),
-    )
-    findings = _flipped(stock, optimised)
-    status, words = _task_verdict(check, stock, optimised, found.verdict, share)
+    found = _compare(check, stock, optimised)
+    share = path_share(samples)
+    status, words = _verdict(check, samples, stock, optimised, found.verdict, share)
     if words == "":
         words = (
-            f"{_mean_score(optimised.values()):.3f} against stock's {_mean_score(stock.values()):.3f} on "
-            f"{pairs.n} items; "
-            f"difference at least {found.low:+.3f} (margin {check.number('margin')}), {found.items_needed} "
-            "items settle it"
+            f"{_mean(optimised):.3f} against stock's {_mean(stock):.3f} on {len(stock)} answers; difference "
+            f"at least {found.low:+.3f} (margin {check.number('margin')}), {found.needed} settle it"
         )
-    return judged(check, samples, status, words, NEXT_STEPS, control, figures, findings)
+    control = (
+        _poison_control(arms["poison"], stock)
+        if arms["poison"]
+        else _planted_control(check, stock, optimised)
+    )
+    figures = _figures(check, arms, found, share)
+    return judged(check, samples, status, words, NEXT_STEPS, control, figures, _flipped(check, samples, arms))
 
 
-def _task_verdict(
-    check: Check,
-    stock: Mapping[str, Mapping[str, Scalar]],
-    optimised: Mapping[str, Mapping[str, Scalar]],
-    verdict: Verdict,
-    share: float | None,
+def _verdict(
+    check: Check, samples: Samples, stock: Arm, optimised: Arm, verdict: Verdict, share: float | None
 ) -> tuple[Status, str]:
     """Status and, where it is not about the scores' difference, its words."""
-    broken = [item for item, row in optimised.items() if row["finish"] == "error"]
-    if broken:
-        return Status.FAIL, f"{len(broken)} answers had no finite log-probability, first {broken[0]}"
-    if (low := _low_share(check, share)) is not None:
+    if trouble := _troubles(check, samples, stock, optimised):
+        return Status.FAIL, "; ".join(t.words for t in trouble)
+    if (low := low_share(check, share)) is not None:
         return Status.NO_EVIDENCE, low
     least = float(check.parameter("min_score") or 0.0)
-    if _mean_score(stock.values()) < least:
-        return Status.NO_EVIDENCE, f"stock itself scores {_mean_score(stock.values()):.3f}, under {least}"
+    if _mean(stock) < least:
+        return Status.NO_EVIDENCE, f"stock itself scores {_mean(stock):.3f}, under {least}"
     by_verdict = {
         Verdict.NOT_WORSE: Status.PASS,
         Verdict.WORSE: Status.FAIL,
@@ -152,107 +116,256 @@ def _task_verdict(
     return by_verdict[verdict], ""
 
 
-def _poison_control(
-    poison: Sequence[Mapping[str, Scalar]], stock: Mapping[str, Mapping[str, Scalar]]
-) -> Control:
-    right = [r for r in poison if float(r["score"] or 0) >= RIGHT]
-    before = [r for r in poison if float(stock.get(str(r["item"]), {}).get("score") or 0) >= RIGHT]
-    return Control(
-        kind="poison",
-        description="the pack's first op made wrong on the optimised path, on the first items",
-        failed=len(right) < len(before),
-        observed=f"{len(right)} of {len(poison)} right, {len(before)} with stock",
+def _unlike(check: Check, samples: Samples) -> tuple[str, ...]:
+    """Why the arms, or the scores, cannot be put side by side."""
+    table = "answers" if check.parameter("kind") == "official" else "items"
+    failed = [
+        r["item"] for r in rows_of(samples, table) if r["arm"] == "stock" and r["finish"] in FAILED_CONDUCT
+    ]
+    found = [f"stock itself failed to answer {len(failed)} items, first {failed[0]}"] if failed else []
+    counted = {(r["arm"], r["name"]): int(r["value"] or 0) for r in rows_of(samples, "counters")}
+    hits = [counted.get((arm, "prefix_hits"), 0) for arm in ("stock", "optimised")]
+    if hits[0] != hits[1]:
+        found.append(
+            f"stock found {hits[0]} cached prefixes, the optimised arm {hits[1]}: one ran on a warm cache"
+        )
+    wrong = [
+        r["item"]
+        for r in rows_of(samples, "answers")
+        if r["lm_eval"] is not None and float(r["lm_eval"]) != _lm_eval_rule(check, r)
+    ]
+    if wrong:
+        found.append(f"lm-eval scored {len(wrong)} answers otherwise than its rule here, first {wrong[0]}")
+    wanted = str(dict(check.parameters).get("data", ""))
+    kinds = {"official": ("hub", "official_files"), "local": ("local",), "generated": ("generated",)}.get(
+        wanted
     )
+    found += [
+        f"the data is {r['kind']}, and the plan asks for {wanted}"
+        for r in rows_of(samples, "data")
+        if kinds is not None and r["kind"] not in kinds
+    ]
+    return tuple(found)
 
 
-def _scored(check: Check, row: Mapping[str, Scalar]) -> dict[str, Scalar]:
+def _troubles(check: Check, samples: Samples, stock: Arm, optimised: Arm) -> tuple[Trouble, ...]:
+    """Failures that are no wrong answers, and a collapse of acceptance."""
+    limits = {
+        "false_alarm": limit(check, "false_alarm", check.number("alpha")),
+        "length_band": limit(check, "length_band", 2.0),
+    }
+    lengths = [(stock[key].length, optimised[key].length) for key in stock]
+    named = [
+        {
+            f"{item}" if not repeat else f"{item}, repeat {repeat}": a.conduct
+            for (item, repeat), a in arm.items()
+        }
+        for arm in (stock, optimised)
+    ]
+    found = list(troubles(named[0], named[1], lengths, limits))
+    counted = {(r["arm"], r["name"]): int(r["value"] or 0) for r in rows_of(samples, "counters")}
+    rates = []
+    for arm in ("stock", "optimised"):
+        drafted, accepted = (counted.get((arm, name), 0) for name in ("drafted", "accepted"))
+        rates.append(accepted / drafted if drafted else None)
+    if rates[0] is not None and rates[1] is not None:
+        least = limit(check, "min_acceptance_ratio", 0.9)
+        if rates[1] < least * rates[0]:
+            words = f"{rates[1]:.1%} of the drafts were accepted, of stock's {rates[0]:.1%}"
+            found.append(Trouble("acceptance", words))
+    return tuple(found)
+
+
+def _scored(check: Check, samples: Samples, arm: str) -> Arm:
+    """An arm's answers by item and repeat."""
+    if check.parameter("kind") == "official":
+        rows = [_text_answer(check, r) for r in rows_of(samples, "answers") if r["arm"] == arm]
+    else:
+        rows = [_token_answer(check, r) for r in rows_of(samples, "items") if r["arm"] == arm]
+    return {(a.item, a.repeat): a for a in rows}
+
+
+def _token_answer(check: Check, row: Mapping[str, Scalar]) -> _Answer:
     answer, target = (tuple(int(t) for t in str(row[key]).split()) for key in ("answer", "target"))
     score = score_tokens(
         str(check.parameter("scorer")), answer, target, int(row["prefix_tokens"] or 0),
         int(check.parameter("tail_tokens") or 0),
     )  # fmt: skip
-    return {**row, "score": score}
+    conduct = conduct_of(str(row["finish"]), answer)
+    return _Answer(str(row["item"]), 0, int(row["context"] or 0), score, conduct, len(answer), None)
 
 
-def _pairs(stock: Mapping[str, Mapping[str, Scalar]], optimised: Mapping[str, Mapping[str, Scalar]]) -> Pairs:
+def _text_answer(check: Check, row: Mapping[str, Scalar]) -> _Answer:
+    text, target, finish = str(row["answer"]), str(row["target"]), str(row["finish"])
+    words = text.split()
+    conduct = conduct_of(finish, words if len(words) >= 32 else tuple(text))
+    if check.parameter("scorer") == "aime":
+        found = mark(text, target, is_cut_off=finish == "length")
+        score = float(found.kind == "right")
+        if conduct == "ended" and found.kind == "no_answer":
+            conduct = "no_answer"
+        if conduct == "truncated" and found.kind in ("right", "wrong"):
+            conduct = "ended"
+    else:
+        score = mrcr(text, target, str(row["prefix"]))
+    item, repeat, context = str(row["item"]), int(row["repeat"] or 0), int(row["context"] or 0)
+    length = int(row["tokens"] or 0)
+    return _Answer(item, repeat, context, score, conduct, length, _lm_eval_rule(check, row))
+
+
+def _lm_eval_rule(check: Check, row: Mapping[str, Scalar]) -> float:
+    if check.parameter("scorer") == "aime":
+        return lm_eval_score(str(row["answer"]), str(row["target"]))
+    return mrcr(str(row["answer"]), str(row["target"]), str(row["prefix"]))
+
+
+def _compare(check: Check, stock: Arm, optimised: Arm) -> _Found:
+    """Tango's interval where every item has one answer, right or wrong; else a bootstrap over items."""
+    margin, alpha, power = (check.number(name) for name in ("margin", "alpha", "power"))
+    alarm = limit(check, "false_alarm", alpha)
+    is_binary = check.parameter("scorer") != "mrcr"
+    if is_binary and all(repeat == 0 for _, repeat in stock):
+        pairs = _pairs(stock, optimised)
+        found = compare_pairs(pairs, margin, alpha, power, alarm)
+        needed = f"{found.items_needed} items"
+        return _Found(
+            found.verdict, found.difference, found.low, found.high, found.power, needed, found.mcnemar_p
+        )
+    keys = sorted(stock)
+    clusters = [
+        [optimised[key].score - stock[key].score for key in group]
+        for _, group in groupby(keys, key=lambda key: key[0])
+    ]
+    if len(clusters) < 2:
+        return _Found(
+            Verdict.OPEN, sum(clusters[0]) / len(clusters[0]), -1.0, 1.0, 0.0, "2 or more items", None
+        )
+    seed = int(check.parameter("seed") or 0)
+    both = compare_clusters(clusters, margin, alpha, power, alarm, seed)
+    needed = f"{both.clusters_needed} items"
+    if both.repeats_needed is not None:
+        needed += f" or {both.repeats_needed} repeats"
+    p = compare_pairs(_pairs(stock, optimised), margin, alpha, power).mcnemar_p if is_binary else None
+    return _Found(both.verdict, both.difference, both.low, both.high, both.power, needed, p)
+
+
+def _pairs(stock: Arm, optimised: Arm) -> Pairs:
     counts = {(a, b): 0 for a in (True, False) for b in (True, False)}
-    for item, row in stock.items():
-        key = (float(row["score"] or 0) >= RIGHT, float(optimised[item]["score"] or 0) >= RIGHT)
-        counts[key] += 1
+    for key, answer in stock.items():
+        counts[answer.score >= RIGHT, optimised[key].score >= RIGHT] += 1
     return Pairs(counts[True, True], counts[True, False], counts[False, True], counts[False, False])
 
 
-def _flipped(
-    stock: Mapping[str, Mapping[str, Scalar]], optimised: Mapping[str, Mapping[str, Scalar]]
-) -> tuple[Finding, ...]:
-    """Items that stock has right and the optimised arm has not, with the first token that differs."""
-    findings = []
-    for item, row in stock.items():
-        other = optimised[item]
-        if float(row["score"] or 0) >= RIGHT > float(other["score"] or 0):
-            a, b = str(row["answer"]).split(), str(other["answer"]).split()
-            at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-            message = (
-                f"item {item} (context {row['context']}): right with stock, wrong here from token {at} on"
+def _poison_control(poison: Arm, stock: Arm) -> Control:
+    right = sum(a.score >= RIGHT for a in poison.values())
+    before = sum(stock[key].score >= RIGHT for key in poison if key in stock)
+    lost = [key for key, a in poison.items() if key in stock and a.score < stock[key].score]
+    return Control(
+        kind="poison",
+        description="the pack's first op made wrong on the optimised path, on the first items",
+        failed=bool(lost),
+        observed=f"{right} of {len(poison)} right, {before} with stock",
+    )
+
+
+def _planted_control(check: Check, stock: Arm, optimised: Arm) -> Control:
+    """Where no arm can be poisoned: right answers of the optimised arm emptied until the margin is lost."""
+    planted = dict(optimised)
+    emptied = 0
+    for key, answer in sorted(optimised.items()):
+        if _mean(stock) - _mean(planted) > check.number("margin"):
+            break
+        if answer.score > 0:
+            planted[key] = answer._replace(score=_score_of_nothing(check))
+            emptied += 1
+    found = _compare(check, stock, planted)
+    return Control(
+        kind="planted",
+        description=f"{emptied} answers of the optimised arm emptied, so that it loses more than the margin",
+        failed=emptied > 0 and found.verdict is not Verdict.NOT_WORSE,
+        observed=f"difference {found.difference:+.3f}, at least {found.low:+.3f}: {found.verdict.value}",
+    )
+
+
+def _score_of_nothing(check: Check) -> float:
+    """What the task's own scorer gives an empty answer."""
+    scorer = str(check.parameter("scorer"))
+    if scorer == "aime":
+        return float(mark("", "1", is_cut_off=False).kind == "right")
+    if scorer == "mrcr" and check.parameter("kind") == "official":
+        return mrcr("", "prefix and answer", "prefix")
+    return score_tokens(scorer, (), (1, 2), 1, 1)
+
+
+def _figures(check: Check, arms: Mapping[str, Arm], found: _Found, share: float | None) -> tuple[Figure, ...]:
+    stock, optimised = arms["stock"], arms["optimised"]
+    scorer = SCORER_IDS[str(check.parameter("scorer"))]
+    repeats = 1 + max(repeat for _, repeat in stock)
+    figures = [
+        Figure(name="stock_score", value=_mean(stock), note=f"scorer {scorer}"),
+        Figure(name="optimised_score", value=_mean(optimised), note=f"scorer {scorer}"),
+        Figure(name="score_difference", value=found.difference, low=found.low, high=found.high),
+        figure_of("mcnemar_p", found.mcnemar_p, "scores are shares, not right or wrong"),
+        Figure(name="power_at_margin", value=found.power),
+        Figure(name="items", value=len({item for item, _ in stock}), note=f"scorer {scorer}"),
+        figure_of("path_share", share, "no token was decoded"),
+        Figure(name="repeats", value=repeats),
+    ]
+    for name, arm in (("stock", stock), ("optimised", optimised)):
+        if repeats > 1:
+            figures.append(Figure(name=f"{name}_pass_at_{repeats}", value=_pass_at(arm, repeats)))
+        if check.parameter("scorer") == "aime":
+            own = fmean(a.lm_eval or 0.0 for a in arm.values())
+            figures.append(
+                Figure(name=f"{name}_lm_eval_score", value=own, note=f"scorer {SCORER_IDS['lm_eval_aime25']}")
             )
-            findings.append(Finding(rule="flipped_item", severity=Severity.WARNING, message=message))
+        bad = [a.conduct for a in arm.values() if a.conduct != "ended"]
+        kinds = ", ".join(f"{bad.count(kind)} {kind}" for kind in sorted(set(bad)))
+        figures.append(Figure(name=f"{name}_not_ended", value=len(bad), note=kinds))
+    return tuple(figures)
+
+
+def _pass_at(arm: Arm, k: int) -> float:
+    """Chance that one of k answers to an item is right, over all answers given (Chen et al. 2021,
+    2107.03374).
+    """
+    shares = []
+    for _, group in groupby(sorted(arm), key=lambda key: key[0]):
+        answers = [arm[key].score >= RIGHT for key in group]
+        n, wrong = len(answers), answers.count(False)
+        shares.append(1.0 - comb(wrong, k) / comb(n, k) if n >= k else float(any(answers)))
+    return fmean(shares)
+
+
+def _flipped(check: Check, samples: Samples, arms: Mapping[str, Arm]) -> tuple[Finding, ...]:
+    """Answers that stock has better, where they part, how near a tie that was, and on which path."""
+    flips = {(str(r["item"]), int(r["repeat"] or 0)): r for r in rows_of(samples, "flips")}
+    near = limit(check, "near_tie_nats", 0.05)
+    findings = []
+    for key, answer in arms["stock"].items():
+        other = arms["optimised"][key]
+        if other.score >= answer.score - 1e-9:
+            continue
+        at = flips.get(key)
+        where = "" if at is None else _parting(at, near)
+        name = answer.item if not answer.repeat else f"{answer.item}, repeat {answer.repeat}"
+        scores = f"{answer.score:.3f} with stock, {other.score:.3f} here"
+        message = f"item {name} (context {answer.context}): {scores}{where}"
+        findings.append(Finding(rule="flipped_item", severity=Severity.WARNING, message=message))
     return tuple(findings[:MAX_FLIPPED_SHOWN])
 
 
-def _mean_score(rows: object) -> float:
-    return fmean(float(r["score"] or 0) for r in rows)  # type: ignore[attr-defined]  # an iterable of scored rows
+def _parting(row: Mapping[str, Scalar], near: float) -> str:
+    """In words: the token, the gap, the step."""
+    gap = row["stock_gap"]
+    if gap is None:
+        tie = "gap not told"
+    else:
+        tie = f"stock's gap {float(gap):.3g} nats, {'a near tie' if float(gap) <= near else 'no near tie'}"
+    step = "in prefill" if row["step"] is None else f"step {row['step']}"
+    path = f", {row['path']}" if row["path"] else ""
+    return f"; parts at token {row['position']} ({tie}; {step}{path})"
 
 
-def _path_share(samples: Samples) -> float | None:
-    """Tokens that the optimised arm decoded on the optimised path over all that it decoded."""
-    steps = [
-        r for r in _rows(samples, "steps") if r["arm"] == "optimised" and r["phase"] in ("decode", "verify")
-    ]
-    total = sum(int(r["tokens"] or 0) for r in steps)
-    return sum(int(r["tokens"] or 0) for r in steps if r["path"] == "optimised") / total if total else None
-
-
-def _low_share(check: Check, share: float | None) -> str | None:
-    least = check.number("min_path_share")
-    if share is None or share < least:
-        return f"only {share or 0:.1%} of the tokens came from the optimised path (least {least:.0%})"
-    return None
-
-
-def _kls(rows: Rows) -> list[float]:
-    return [float(r["kl"]) for r in rows if r["kl"] is not None]
-
-
-def _mean_kl(rows: Rows) -> float | None:
-    kls = _kls(rows)
-    return fmean(kls) if kls and len(kls) == len(rows) else None
-
-
-def _top1(rows: Rows) -> float | None:
-    return fmean(bool(r["is_top1_equal"]) for r in rows) if rows else None
-
-
-def _slope(rows: Rows) -> float | None:
-    """Least-squares slope of KL over position, nats a token."""
-    points = [(float(r["position"] or 0), float(r["kl"])) for r in rows if r["kl"] is not None]
-    if len(points) < 3 or len(points) != len(rows):
-        return None
-    mean_x, mean_y = fmean(x for x, _ in points), fmean(y for _, y in points)
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else None
-
-
-def _rows(samples: Samples, name: str) -> Rows:
-    table = samples.table(name)
-    return () if table is None else table.records()
-
-
-def _figure(name: str, value: float | None, missing: str) -> Figure:
-    return Figure(name=name, value=value, missing=None if value is not None else missing)
-
-
-NEXT_STEPS = {
-    Status.FAIL: "find the op: `fasttrack kernels test`, then the poison matrix of the coverage stage",
-    Status.NO_EVIDENCE: "make the optimised path run, or choose a model that solves the task",
-    Status.INCONCLUSIVE: "run more items: `fasttrack run evals --full`",
-}
+def _mean(arm: Arm) -> float:
+    return fmean(a.score for a in arm.values())

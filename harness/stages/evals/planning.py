@@ -1,28 +1,47 @@
 """Which evals a claim calls for, at which batch and context, so that small-batch kernels are graded at small
 batch.
+
+A policy names evals by subject (`drift`, `mrcr_canary`) or by group (`features`, all that the claim
+promises). Where it names none, drift and the pack's embedded tasks are asked; official tasks need a model
+that serves them, so they are asked only by name: `mrcr` and `aime25` over the official data on the claimed
+model, with `_fixture` over generated data in a small model's words, with `_local` over a file that somebody
+brought.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 from harness.domain.cell import Cell
 from harness.domain.check import Check, StageName, Threshold
+from harness.domain.claim import Envelope
 from harness.domain.machine import Tier
 from harness.domain.pack import EvalTask
 from harness.domain.record import Scalar
 from harness.domain.stage import PlanRequest
+from harness.stages.evals.data import sources
+from harness.stages.evals.features import FEATURES
+from harness.stages.evals.opening import words_file
+from harness.stages.evals.questions import BANDS
 
-__all__ = ["DEFAULTS", "drift_tokens", "plan"]
+__all__ = ["DEFAULTS", "OFFICIAL", "drift_tokens", "plan"]
 
 DEFAULTS: dict[str, float] = {
     "drift_factor": 2.0,
     "drift_floor_kl": 1e-9,
     "drift_slope_factor": 2.0,
+    "length_band": 2.0,
     "margin": 0.03,
+    "min_acceptance_ratio": 0.9,
     "min_top1_agreement": 0.99,
+    "near_tie_nats": 0.05,
     "poison_items": 1,
+    "spread_factor": 2.0,
+    "spread_floor_nats": 0.05,
 }
 """Thresholds where the policy names none. `drift_factor`: the optimised arm's mean KL to the oracle over
-stock's own; `margin`: the loss of score that non-inferiority must exclude."""
+stock's own; `margin`: the loss of score that non-inferiority must exclude; `length_band`: factor by which
+answers may be longer or shorter on average; `near_tie_nats`: a gap at which bf16 alone may turn a token;
+`spread_*`: how far log-probabilities may move between two runs of one request, over stock's own."""
 DRIFT_STEPS = 96
 DRIFT_STEPS_FULL = 1024
 DRIFT_COST_S = 14.0
@@ -30,13 +49,49 @@ DRIFT_COST_S = 14.0
 BATCH = 8
 PROMPT_COST_S, STEP_COST_S = 0.5, 0.03
 """Measured on 2 cores with the canary model: a prompt through one arm, and a decode step of up to a batch."""
+OFFICIAL: Mapping[str, tuple[str, ...]] = {
+    "mrcr": ("mrcr_2needle", "mrcr_4needle", "mrcr_8needle"),
+    "aime25": ("aime25",),
+}
+"""Official tasks by subject."""
+LEAST_SCORES = {"mrcr": 0.2, "aime25": 0.5}
+"""What stock must reach on the official data; published scores of large models lie well above."""
+MRCR_EACH, MRCR_EACH_FULL = 20, 100
+"""Questions a band; the data has 100."""
+AIME_REPEATS, AIME_REPEATS_FULL = 8, 36
+"""36 repeats of 30 problems see a loss of 3 points from 0.93 in unpaired arms; pairs need fewer."""
+AIME_TEMPERATURE = 0.6
+MAX_TOKENS = {"mrcr": 16384, "aime25": 32768}
+"""lm-eval's own limit for AIME25; room for MRCR's answers, of some thousand tokens, behind some reasoning."""
+FIXTURE_TOKENS = {"mrcr": (32, 32), "aime25": (520, 4040)}
+"""Longest answers of the generated questions, smoke and full."""
+FIXTURE_ITEMS = {"mrcr": (8, 192), "aime25": (4, 96)}
+FEATURE_ITEMS = {
+    "temperature_sampling": 6, "structured_output": 4, "stop_handling": 2, "full_context": 3,
+    "prefix_caching": 1, "batch_mates": 4,
+}  # fmt: skip
+FEATURE_TOKENS = {
+    "temperature_sampling": 20, "structured_output": 64, "stop_handling": 16, "full_context": 32,
+    "prefix_caching": 8, "batch_mates": 8,
+}  # fmt: skip
+PROMISED = {
+    "temperature_sampling": "temperature_sampling", "structured_output": "structured_output",
+    "full_context": "full_context", "prefix_caching": "prefix_caching",
+}  # fmt: skip
+"""Features of a claim and what shows them; stop texts and batch mates are asked of every claim."""
+FEATURE_COST_S = 4.0
+"""Measured on 2 cores, the dearest of the six."""
+NO_ENGINE = "the claimed model needs a server, and vllm is not installed here"
 
 
 def plan(request: PlanRequest) -> tuple[Check, ...]:
-    """One drift check, and one check an embedded task that the policy asks for (all where it names none)."""
+    """What the policy names; drift and embedded tasks where it names nothing."""
     proof = request.policy.proof(StageName.EVALS)
-    wanted = proof.subjects if proof is not None else ()
-    return tuple(check for check in _all_checks(request) if not wanted or check.subject in wanted)
+    wanted = set(proof.subjects) if proof is not None else set()
+    checks = list(_all_checks(request, wanted))
+    statistical = sum(_is_statistical(check) for check in checks)
+    share = request.policy.statistics.family_false_alarm / max(1, statistical)
+    return tuple(_with_alarm(check, share) if _is_statistical(check) else check for check in checks)
 
 
 def drift_tokens(is_full: bool) -> int:
@@ -44,14 +99,44 @@ def drift_tokens(is_full: bool) -> int:
     return DRIFT_STEPS_FULL if is_full else DRIFT_STEPS
 
 
-def _all_checks(request: PlanRequest) -> Iterator[Check]:
+def _all_checks(request: PlanRequest, wanted: set[str]) -> Iterator[Check]:
     arch = request.machine.arch
     missing = None
     if request.claim.envelope.level(arch) != "dispatched":
         missing = f"the claim does not dispatch on {arch}"
-    yield _drift(request, arch, missing)
-    for task in request.pack.eval_tasks():
-        yield _task(request, task, arch, missing)
+    if not wanted or "drift" in wanted:
+        yield _drift(request, arch, missing)
+    tasks = request.pack.eval_tasks()
+    yield from (_task(request, t, arch, missing) for t in tasks if not wanted or t.name in wanted)
+    for subject in OFFICIAL:
+        if subject in wanted:
+            yield from _official(request, subject, arch)
+        if f"{subject}_fixture" in wanted:
+            yield from (_fixture(request, subject, model, arch, missing) for model in _wordy(tasks))
+        if f"{subject}_local" in wanted:
+            yield _local(request, subject, arch, missing)
+    for name in FEATURES:
+        is_promised = PROMISED.get(name, name) in request.claim.features or name not in PROMISED
+        if name in wanted or ("features" in wanted and is_promised):
+            yield from _feature(request, name, arch, missing)
+
+
+def _wordy(tasks: tuple[EvalTask, ...]) -> tuple[str, ...]:
+    """Trained models with a word list, in which data can be generated."""
+    return tuple(dict.fromkeys(t.model for t in tasks if words_file(t.model).is_file()))
+
+
+def _is_statistical(check: Check) -> bool:
+    """Whether chance alone may fail it, so that it takes a share of the policy's false alarms."""
+    return check.parameter("kind") in ("task", "official") or check.subject == "temperature_sampling"
+
+
+def _with_alarm(check: Check, share: float) -> Check:
+    """The check with its share, unless the policy sets it."""
+    if any(t.name == "false_alarm" for t in check.thresholds):
+        return check
+    thresholds = (*check.thresholds, Threshold(name="false_alarm", value=share))
+    return check.model_copy(update={"thresholds": tuple(sorted(thresholds, key=lambda t: t.name))})
 
 
 def _drift(request: PlanRequest, arch: str, missing: str | None) -> Check:
@@ -77,9 +162,13 @@ def _drift(request: PlanRequest, arch: str, missing: str | None) -> Check:
 
 def _task(request: PlanRequest, task: EvalTask, arch: str, missing: str | None) -> Check:
     items = task.full_items if request.is_full else task.smoke_items
-    passes = 2 * -(-items // BATCH) + 1  # both arms, and the poisoned one on the first items
+    sizes = _sizes(request)
+    passes = (
+        2 * len(sizes) * -(-items // sum(sizes)) + 1
+    )  # both arms, and the poisoned one on the first items
     parameters: tuple[tuple[str, Scalar], ...] = (
-        ("kind", "task"), ("model", task.model), ("seed", request.seed), ("items", items), ("batch", BATCH),
+        ("kind", "task"), ("model", task.model), ("seed", request.seed), ("items", items),
+        ("batches", ",".join(map(str, sizes))), ("engine", "in-process"), ("is_interleaved", True),
         ("stop", task.stop_token), ("scorer", task.scorer), ("tail_tokens", task.tail_tokens),
         ("min_score", task.min_score), ("poison_scale", 2.0), ("implementation", _implementation(arch)),
     )  # fmt: skip
@@ -87,7 +176,7 @@ def _task(request: PlanRequest, task: EvalTask, arch: str, missing: str | None) 
         id=f"evals/{task.name}/{task.model}",
         stage=StageName.EVALS,
         proves=f"on {task.name} the optimised path answers no worse than stock, on the same items",
-        cell=Cell.model_validate({"arch": arch, "batch": 8, "context": 1024}),
+        cell=Cell.model_validate({"arch": arch, "batch": max(sizes), "context": 1024}),
         subject=task.name,
         thresholds=_thresholds(request),
         parameters=parameters,
@@ -95,6 +184,140 @@ def _task(request: PlanRequest, task: EvalTask, arch: str, missing: str | None) 
         cost_s=PROMPT_COST_S * items * 2 + STEP_COST_S * task.answer_tokens * passes,
         unavailable=missing,
     )
+
+
+def _official(request: PlanRequest, subject: str, arch: str) -> Iterator[Check]:
+    """The official data on the claimed model, which only a server holds. AIME25 as lm-eval asks it, and
+    repeated at a temperature."""
+    missing = None if "vllm" in dict(request.machine.libraries) else NO_ENGINE
+    sizes = _claimed_sizes(request.claim.envelope)
+    each = MRCR_EACH_FULL if request.is_full else MRCR_EACH
+    bands = _bands(request.claim.envelope)
+    repeats = AIME_REPEATS_FULL if request.is_full else AIME_REPEATS
+    for task in OFFICIAL[subject]:
+        for word, count, temperature in (("greedy", 1, 0.0), ("repeated", repeats, AIME_TEMPERATURE)):
+            if word == "repeated" and subject == "mrcr":
+                continue
+            is_mrcr = subject == "mrcr"
+            items = each * len(bands) if is_mrcr else 30 * count
+            asked: dict[str, Scalar] = {
+                **_common(request, task, "official", request.pack.claimed_model, arch),
+                "engine": "vllm", "repeats": count, "temperature": temperature, "items": items,
+                "questions": each if is_mrcr else 0, "bands": ",".join(bands) if is_mrcr else "",
+                "length_unit": "o200k_base" if is_mrcr else "none", "batches": ",".join(map(str, sizes)),
+                "max_tokens": MAX_TOKENS[subject], "min_score": LEAST_SCORES[subject],
+                "is_interleaved": False,
+            }  # fmt: skip
+            name = f"{task}.{word}" if task == "aime25" else task
+            context = int(bands[-1].partition("-")[2]) if is_mrcr else MAX_TOKENS[subject]
+            check = _answers_check(
+                request, subject, f"{name}/{request.pack.claimed_model}", asked, context, missing
+            )
+            yield check.model_copy(update={"tier": Tier.CLAIM, "cost_s": 2.0 * items})
+
+
+def _fixture(request: PlanRequest, subject: str, model: str, arch: str, missing: str | None) -> Check:
+    """Generated rows in the data set's schema, answered by a small model in its own words."""
+    place = int(request.is_full)
+    items, tokens = FIXTURE_ITEMS[subject][place], FIXTURE_TOKENS[subject][place]
+    asked: dict[str, Scalar] = {
+        **_common(request, OFFICIAL[subject][0], "generated", model, arch),
+        "engine": "in-process", "repeats": 1, "temperature": 0.0, "items": items, "questions": items,
+        "bands": "", "length_unit": "model", "batches": ",".join(map(str, _sizes(request))),
+        "max_tokens": tokens, "min_score": 0.95, "is_interleaved": True,
+    }  # fmt: skip
+    check = _answers_check(request, f"{subject}_fixture", f"{subject}_fixture/{model}", asked, 1024, missing)
+    return check.model_copy(update={"tier": _tier(arch)})
+
+
+def _local(request: PlanRequest, subject: str, arch: str, missing: str | None) -> Check:
+    """Rows of a file, answered by the model that a CPU drives: it shows that the way from file to verdict
+    works.
+    """
+    model = request.pack.smoke_model
+    asked: dict[str, Scalar] = {
+        **_common(request, OFFICIAL[subject][0], "local", model, arch),
+        "engine": "in-process", "repeats": 2 if subject == "aime25" else 1,
+        "temperature": AIME_TEMPERATURE if subject == "aime25" else 0.0, "items": None, "questions": 8,
+        "bands": "", "length_unit": "model", "batches": "1,4", "max_tokens": 64, "min_score": 0.05,
+        "is_interleaved": True,
+    }  # fmt: skip
+    check = _answers_check(request, f"{subject}_local", f"{subject}_local/{model}", asked, 1024, missing)
+    return check.model_copy(update={"tier": _tier(arch)})
+
+
+def _common(request: PlanRequest, task: str, data: str, model: str, arch: str) -> dict[str, Scalar]:
+    source = sources()[task]
+    return {
+        "kind": "official", "task": task, "data": data, "seed": request.seed,
+        "dataset": source.dataset, "revision": source.revision,
+        "scorer": "aime" if task == "aime25" else "mrcr", "model": model,
+        "poison_scale": 2.0, "implementation": _implementation(arch),
+    }  # fmt: skip
+
+
+def _answers_check(
+    request: PlanRequest, subject: str, name: str, asked: dict[str, Scalar], context: int, missing: str | None
+) -> Check:
+    sizes = [int(size) for size in str(asked["batches"]).split(",")]
+    cell = Cell.model_validate({"arch": request.machine.arch, "batch": max(sizes), "context": context})
+    items, tokens = int(asked["items"] or 8), int(asked["max_tokens"] or 0)
+    rounds = 2 * len(sizes) * -(-items // sum(sizes)) + 1
+    return Check(
+        id=f"evals/{name}",
+        stage=StageName.EVALS,
+        proves=f"on {asked['task']} ({asked['data']} data) the optimised path answers no worse than stock",
+        cell=cell,
+        subject=subject,
+        thresholds=_thresholds(request),
+        parameters=tuple(sorted(asked.items())),
+        cost_s=PROMPT_COST_S * items * 2 + STEP_COST_S * tokens * rounds,
+        unavailable=missing,
+    )
+
+
+def _feature(request: PlanRequest, name: str, arch: str, missing: str | None) -> Iterator[Check]:
+    wordy = _wordy(request.pack.eval_tasks())
+    model = request.pack.smoke_model if name == "structured_output" else next(iter(wordy), None)
+    if model is None:
+        missing, model = "the pack has no trained model with a word list", request.pack.smoke_model
+    parameters: dict[str, Scalar] = {
+        "kind": "feature", "model": model, "seed": request.seed, "items": FEATURE_ITEMS[name],
+        "max_tokens": FEATURE_TOKENS[name], "temperature": 1.0 if name == "temperature_sampling" else 0.0,
+        "poison_scale": 2.0, "implementation": _implementation(arch), "engine": "in-process",
+        "kept_prefixes": 4 if name == "prefix_caching" else 0,
+    }  # fmt: skip
+    cell = Cell.model_validate({"arch": arch, "batch": FEATURE_ITEMS[name], "context": 1024})
+    yield Check(
+        id=f"evals/features/{name}/{model}",
+        stage=StageName.EVALS,
+        proves=FEATURES[name],  # type: ignore[index]  # a key of that mapping
+        cell=cell,
+        subject=name,
+        thresholds=_thresholds(request),
+        parameters=tuple(sorted(parameters.items())),
+        tier=_tier(arch),
+        cost_s=FEATURE_COST_S,
+        unavailable=missing,
+    )
+
+
+def _bands(envelope: Envelope) -> tuple[str, ...]:
+    """Bands whose questions fit the claim's longest context."""
+    edges = pairwise(BANDS)
+    fitting = tuple(f"{low}-{high}" for low, high in edges if high <= envelope.context.max)
+    return fitting or (f"{BANDS[0]}-{BANDS[1]}",)
+
+
+def _sizes(request: PlanRequest) -> tuple[int, ...]:
+    """Batches of the embedded and generated questions: one that a CPU takes, or the claim's own."""
+    return _claimed_sizes(request.claim.envelope) if request.is_full else (BATCH,)
+
+
+def _claimed_sizes(envelope: Envelope) -> tuple[int, ...]:
+    """Smallest, middle and largest bucket of the claim."""
+    edges = envelope.batch_buckets
+    return tuple(sorted({max(envelope.batch.min, edges[0]), edges[len(edges) // 2], edges[-1]}))
 
 
 def _thresholds(request: PlanRequest) -> tuple[Threshold, ...]:

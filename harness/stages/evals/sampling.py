@@ -1,9 +1,10 @@
-"""Run both arms of an eval on the same items and keep every answer and every log-probability that judging
+"""Run the arms of an eval on the same questions and keep every answer and every log-probability that judging
 needs.
 
-Where lm-eval is installed its evaluator drives the tasks; a bare worker drives the same model class directly.
-Tables: `drift` (KL by arm and position), `items` (answers by arm and item), `steps` (ledger totals by arm,
-phase, path and reason).
+Where lm-eval is installed its evaluator drives the tasks; a bare worker asks the same prompts directly.
+Tables: `drift` (KL by arm and position), `items` (answers in tokens) or `answers` (in text) by arm and
+item, `flips` (where answers part), `steps`, `loads` and `counters` (what the engine did), `settings`,
+`data`, `driver`.
 """
 
 from collections import Counter
@@ -12,10 +13,13 @@ from importlib.util import find_spec
 from typing import Any
 
 from harness.domain.check import Check, Outcome, Samples, SampleTable
-from harness.domain.pack import EvalItem, Generation, SessionRequest
+from harness.domain.pack import SessionRequest
 from harness.domain.record import Scalar
 from harness.domain.stage import StageContext
+from harness.stages.evals.features import sample_feature
 from harness.stages.evals.judging import judge
+from harness.stages.evals.opening import arm_request
+from harness.stages.evals.tasks import sample_embedded, sample_official
 
 __all__ = ["run", "sample"]
 
@@ -26,6 +30,7 @@ ZEN = (
     "Readability counts. Special cases are not special enough to break the rules. "
 )
 """From PEP 20 (public domain): a real text that every Python ships, one byte a token."""
+SAMPLERS = {"task": sample_embedded, "official": sample_official, "feature": sample_feature}
 
 
 def run(check: Check, context: StageContext) -> Outcome:
@@ -35,9 +40,9 @@ def run(check: Check, context: StageContext) -> Outcome:
 
 def sample(check: Check, context: StageContext) -> Samples:
     """Samples of one eval."""
-    recorder = _Recorder(check, context)
-    tables = _sample_drift(recorder) if check.parameter("kind") == "drift" else _sample_task(recorder)
-    return Samples(check=check.id, tier=context.tier, tables=(*tables, recorder.steps_table()))
+    kind = str(check.parameter("kind"))
+    tables = _sample_drift(_Recorder(check, context)) if kind == "drift" else SAMPLERS[kind](check, context)
+    return Samples(check=check.id, tier=context.tier, tables=tables)
 
 
 class _Recorder:
@@ -53,25 +58,17 @@ class _Recorder:
 
     def request(self, arm: str, max_requests: int, max_context: int) -> SessionRequest:
         """The session of an arm: stock, optimised, oracle, or poison."""
-        return SessionRequest.model_validate(
-            {
-                "model": self.check.parameter("model"), "seed": self.number("seed"),
-                "arm": "stock" if arm in ("stock", "oracle") else "optimised",
-                "implementation": self.check.parameter("implementation"), "is_oracle": arm == "oracle",
-                "poisoned_op": self.poisoned_op() if arm == "poison" else None,
-                "poison_scale": self.check.parameter("poison_scale"), "max_requests": max_requests,
-                "max_context": max_context,
-            }
-        )  # fmt: skip
-
-    def poisoned_op(self) -> str:
-        """The op that the control makes wrong: the first of the pack's list."""
-        return self.context.pack.ops()[0].name
+        request = arm_request(self.check, max_requests, max_context)
+        poison = self.context.pack.ops()[0].name if arm == "poison" else None
+        changed = {
+            "arm": "stock" if arm in ("stock", "oracle") else "optimised",
+            "is_oracle": arm == "oracle",
+            "poisoned_op": poison,
+        }
+        return request.model_copy(update=changed)
 
     def open(self, arm: str, max_requests: int, max_context: int) -> Any:
-        """A context manager that gives the session of an arm; its decisions are totalled under the arm's
-        name.
-        """
+        """A session of an arm whose decisions are counted; the oracle has none."""
         from harness.engines.in_process import open_session
 
         def observe(d: Any) -> None:
@@ -108,6 +105,7 @@ def _sample_drift(recorder: _Recorder) -> tuple[SampleTable, ...]:
     return (
         SampleTable(name="drift", columns=columns, rows=tuple(rows)),
         SampleTable(name="driver", columns=("driver",), rows=((driver,),)),
+        recorder.steps_table(),
     )
 
 
@@ -136,49 +134,3 @@ def _force_texts(
         model, "drift", documents, is_rolling=True, max_tokens=0, folder=recorder.context.cache / "evals"
     )
     return [model.forced[document["text"]] for document in documents], "lm-eval"
-
-
-def _sample_task(recorder: _Recorder) -> tuple[SampleTable, ...]:
-    check, context = recorder.check, recorder.context
-    items = context.pack.eval_items(str(check.subject), recorder.number("items"), recorder.number("seed"))
-    rows: list[Row] = []
-    driver = "direct"
-    poisoned = items[: max(1, int(check.number("poison_items")))]
-    for arm, asked in (("stock", items), ("optimised", items), ("poison", poisoned)):
-        context.progress(f"{check.subject}, {arm} arm, {len(asked)} items")
-        most = max(len(item.prompt) + item.max_tokens for item in asked) + 8
-        with recorder.open(arm, recorder.number("batch"), most) as session:
-            answers, driver = _answer_items(recorder, session, asked)
-        for item, found in zip(asked, answers, strict=True):
-            texts = (_text(item.target), _text(found.tokens))
-            rows.append((arm, item.id, item.context, *texts, found.finish, item.prefix_tokens))
-    columns = ("arm", "item", "context", "target", "answer", "finish", "prefix_tokens")
-    return (
-        SampleTable(name="items", columns=columns, rows=tuple(rows)),
-        SampleTable(name="driver", columns=("driver",), rows=((driver,),)),
-    )
-
-
-def _answer_items(
-    recorder: _Recorder, session: Any, items: Sequence[EvalItem]
-) -> tuple[list[Generation], str]:
-    """Answers in the order of the items, and who drove."""
-    stop, batch = recorder.number("stop"), recorder.number("batch")
-    if find_spec("lm_eval") is None:
-        from harness.engines.in_process import answer
-
-        found = answer(session, [(i.id, i.prompt, i.max_tokens) for i in items], stop, batch)
-        return list(found), "direct"
-    from harness.engines.lm_eval_model import FasttrackLM, encode_ids, run_task
-
-    model = FasttrackLM(session, batch=batch, stop=stop)
-    documents = [{"prompt": encode_ids(i.prompt), "target": encode_ids(i.target)} for i in items]
-    most = max(item.max_tokens for item in items)
-    folder = recorder.context.cache / "evals"
-    run_task(model, str(recorder.check.subject), documents, is_rolling=False, max_tokens=most, folder=folder)
-    answers = [model.answers[document["prompt"]] for document in documents]
-    return [a.model_copy(update={"item": i.id}) for a, i in zip(answers, items, strict=True)], "lm-eval"
-
-
-def _text(tokens: Sequence[int]) -> str:
-    return " ".join(map(str, tokens))

@@ -5,10 +5,10 @@ Scorers are the harness's own: code under judgement never scores itself. Answers
 embedded tasks and text for hub tasks; every rule takes either, as both are sequences.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 
-__all__ = ["SCORER_IDS", "exact", "mrcr", "score_tokens", "tail"]
+__all__ = ["SCORER_IDS", "exact", "mrcr", "mrcr_of_document", "score_tokens", "tail"]
 
 SCORER_IDS = {
     "aime": "aime-integer/1",
@@ -33,6 +33,11 @@ def mrcr(answer: Sequence[object], target: Sequence[object], prefix: Sequence[ob
         return 0.0
     right = target[n:] if list(target[:n]) == list(prefix) else target
     return SequenceMatcher(None, answer[n:], right).ratio()
+
+
+def mrcr_of_document(document: Mapping[str, str], results: Sequence[str]) -> dict[str, float]:
+    """The rule as lm-eval's tasks call it: a row of the data set and the answers to it."""
+    return {"mrcr": mrcr(results[0], document["answer"], document["random_string_to_prepend"])}
 
 
 def tail(answer: Sequence[object], target: Sequence[object], count: int) -> float:

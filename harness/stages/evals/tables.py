@@ -8,6 +8,7 @@ from harness.domain.table_shape import (
     COUNT,
     FLAG,
     NUMBER,
+    SIZE,
     TEXT,
     TOKENS,
     TableShape,
@@ -16,15 +17,20 @@ from harness.domain.table_shape import (
     optional,
 )
 
-__all__ = ["DRIFT_SHAPES", "TASK_SHAPES", "drift_faults", "task_faults"]
+__all__ = [
+    "ANSWER_SHAPES", "DRIFT_SHAPES", "FEATURE_SHAPES", "TASK_SHAPES", "answer_faults", "drift_faults",
+    "feature_faults", "task_faults",
+]  # fmt: skip
 
 ARMS = ("stock", "optimised", "poison")
+FINISHES = ("stop", "length", "error", "refusal", "transport")
+_PHASES = choice("decode", "verify", "prefill", "mixed")
 _COMMON: Mapping[str, TableShape] = {
     "driver": TableShape({"driver": TEXT}, max_rows=1),
     "steps": TableShape(
         {
             "arm": choice(*ARMS),
-            "phase": choice("decode", "verify", "prefill", "mixed"),
+            "phase": _PHASES,
             "path": choice("stock", "optimised"),
             "reason": TEXT,
             "tokens": COUNT,
@@ -32,6 +38,29 @@ _COMMON: Mapping[str, TableShape] = {
         key=("arm", "phase", "path", "reason"),
     ),
 }
+_ASKED: Mapping[str, TableShape] = {
+    "flips": TableShape(
+        {
+            "item": TEXT,
+            "repeat": COUNT,
+            "position": COUNT,
+            "stock_gap": optional(NUMBER),
+            "optimised_gap": optional(NUMBER),
+            "step": optional(COUNT),
+            "path": TEXT,
+        },
+        key=("item", "repeat"),
+    ),
+    "loads": TableShape(
+        {"arm": choice(*ARMS), "phase": _PHASES, "requests": SIZE, "tokens": COUNT},
+        key=("arm", "phase", "requests"),
+    ),
+    "counters": TableShape({"arm": choice(*ARMS), "name": TEXT, "value": COUNT}, key=("arm", "name")),
+    "settings": TableShape({"arm": choice(*ARMS), "name": TEXT, "value": TEXT}, key=("arm", "name")),
+    **_COMMON,
+}
+_PLACE = {"turn": COUNT, "batch": SIZE, "prompt": TEXT}
+"""When it was asked, how many were asked with it, and the prompt's digest."""
 DRIFT_SHAPES: Mapping[str, TableShape] = {
     "drift": TableShape(
         {
@@ -54,11 +83,71 @@ TASK_SHAPES: Mapping[str, TableShape] = {
             "context": COUNT,
             "target": TOKENS,
             "answer": TOKENS,
-            "finish": choice("stop", "length", "error"),
+            "finish": choice(*FINISHES),
             "prefix_tokens": COUNT,
+            **_PLACE,
         },
         key=("arm", "item"),
     ),
+    **_ASKED,
+}
+ANSWER_SHAPES: Mapping[str, TableShape] = {
+    "answers": TableShape(
+        {
+            "arm": choice(*ARMS),
+            "item": TEXT,
+            "repeat": COUNT,
+            "context": COUNT,
+            "target": TEXT,
+            "prefix": TEXT,
+            "answer": TEXT,
+            "finish": choice(*FINISHES),
+            "tokens": COUNT,
+            "lm_eval": optional(NUMBER),
+            **_PLACE,
+        },
+        key=("arm", "item", "repeat"),
+    ),
+    "data": TableShape(
+        {
+            "dataset": TEXT,
+            "revision": TEXT,
+            "kind": choice("hub", "official_files", "local", "generated"),
+            "digest": TEXT,
+            "length_unit": TEXT,
+        },
+        max_rows=1,
+        is_required=True,
+    ),
+    **_ASKED,
+}
+FEATURE_SHAPES: Mapping[str, TableShape] = {
+    "draws": TableShape(
+        {
+            "arm": choice(*ARMS),
+            "item": TEXT,
+            "position": COUNT,
+            "token": COUNT,
+            "above": optional(NUMBER),
+            "own": optional(NUMBER),
+        },
+        key=("arm", "item", "position"),
+    ),
+    "texts": TableShape(
+        {
+            "arm": choice(*ARMS, "control"),
+            "item": TEXT,
+            "expected": TEXT,
+            "answer": TEXT,
+            "finish": choice(*FINISHES),
+        },
+        key=("arm", "item"),
+    ),
+    "spreads": TableShape(
+        {"arm": choice(*ARMS, "control"), "item": TEXT, "position": COUNT, "gap": optional(NUMBER)},
+        key=("arm", "item", "position"),
+    ),
+    "counters": _ASKED["counters"],
     **_COMMON,
 }
 
@@ -86,12 +175,37 @@ def _uneven_positions(samples: Samples) -> Iterator[str]:
             yield f"text {request} leaves out positions between {positions[0]} and {positions[-1]}"
 
 
+def answer_faults(check: Check, samples: Samples) -> tuple[str, ...]:
+    """What keeps an eval over texts from being judged."""
+    return misshapen(samples, ANSWER_SHAPES) or tuple(
+        _uneven(
+            check, samples, "answers", ("item", "repeat"), ("context", "target", "prefix", "prompt", "batch")
+        )
+    )
+
+
+def feature_faults(samples: Samples) -> tuple[str, ...]:
+    """What keeps a check of a feature from being judged."""
+    return misshapen(samples, FEATURE_SHAPES)
+
+
 def _uneven_items(check: Check, samples: Samples) -> Iterator[str]:
-    """Both arms answer every item that was asked, and an item is the same question for each arm."""
-    questions: dict[str, dict[str, tuple[Scalar, ...]]] = {arm: {} for arm in ARMS}
-    for row in _records(samples, "items"):
-        asked = (row["context"], row["target"], row["prefix_tokens"])
-        questions[str(row["arm"])][str(row["item"])] = asked
+    asked = ("context", "target", "prefix_tokens", "prompt", "batch")
+    yield from _uneven(check, samples, "items", ("item",), asked)
+
+
+def _uneven(
+    check: Check, samples: Samples, table: str, key: tuple[str, ...], asked: tuple[str, ...]
+) -> Iterator[str]:
+    """Both arms answer every item that was asked, an item is the same question for each arm, asked among as
+    many others, and the arms take turns.
+    """
+    questions: dict[str, dict[str, dict[str, Scalar]]] = {arm: {} for arm in ARMS}
+    turns: dict[str, set[int]] = {arm: set() for arm in ARMS}
+    for row in _records(samples, table):
+        place = "/".join(str(row[name]) for name in key)
+        questions[str(row["arm"])][place] = {name: row[name] for name in asked}
+        turns[str(row["arm"])].add(int(row["turn"] or 0))
     stock = questions["stock"]
     if stock.keys() != questions["optimised"].keys():
         yield "the arms did not answer the same items"
@@ -100,12 +214,24 @@ def _uneven_items(check: Check, samples: Samples) -> Iterator[str]:
     yield from (
         f"item {item} is another question for arm {arm} than for stock"
         for arm in ("optimised", "poison")
-        for item, asked in questions[arm].items()
-        if stock.get(item, asked) != asked
+        for item, question in questions[arm].items()
+        if _question(stock.get(item, question), arm) != _question(question, arm)
     )
     count = check.parameter("items")
     if stock and count is not None and len(stock) != count:
         yield f"{len(stock)} items were answered, and the plan asks {count}"
+    if dict(check.parameters).get("is_interleaved") and _is_apart(turns["stock"], turns["optimised"]):
+        yield "the arms did not take turns, so that whatever drifted in time met one of them alone"
+
+
+def _question(fields: Mapping[str, Scalar], arm: str) -> dict[str, Scalar]:
+    """What makes a question the same; the control asks fewer at once."""
+    return {name: value for name, value in fields.items() if name != "batch" or arm != "poison"}
+
+
+def _is_apart(one: set[int], two: set[int]) -> bool:
+    """Whether all of one came before all of the other, though there were batches to alternate."""
+    return len(one) > 1 and len(two) > 1 and (max(one) < min(two) or max(two) < min(one))
 
 
 def _records(samples: Samples, name: str) -> tuple[dict[str, Scalar], ...]:

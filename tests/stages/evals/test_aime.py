@@ -1,4 +1,6 @@
-"""AIME answers: known texts under lm-eval's rule and ours, and lm-eval's own code beside our account of it."""
+"""AIME answers: known texts under lm-eval's rule and ours, and lm-eval's own code beside our account of
+it.
+"""
 
 import importlib.util
 import sys
@@ -64,7 +66,7 @@ KNOWN: tuple[tuple[str, int, int], ...] = (
     (r"\boxed{7\,0}", 0, 1),
     (r"The area is \boxed{70} square units. \boxed{70}", 1, 1),
     (r"\boxed{70}. But \boxed{", 0, 1),
-    ("０７０", 0, 1),  # full-width digits, as some models write them
+    ("\uff10\uff17\uff10", 0, 1),  # full-width digits, as some models write them
 )
 
 

@@ -101,7 +101,7 @@ def test_the_direct_driver_gives_the_same_samples_as_lm_eval(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("lm_eval", reason="the evals extra is not installed")
-    from harness.stages.evals import sample, sampling
+    from harness.stages.evals import sample, sampling, tasks
 
     pack = FakePack()
     tables = {}
@@ -110,6 +110,7 @@ def test_the_direct_driver_gives_the_same_samples_as_lm_eval(
         through = sample(check, stage_context(pack, tmp_path))
         with monkeypatch.context() as patch:
             patch.setattr(sampling, "find_spec", lambda _: None)
+            patch.setattr(tasks, "find_spec", lambda _: None)
             direct = sample(check, stage_context(pack, tmp_path))
         tables[part] = (through.tables[0], direct.tables[0])
     for through_table, direct_table in tables.values():
@@ -150,10 +151,10 @@ def _with_threshold(check, name, value):  # type: ignore[no-untyped-def]  # a te
 
 
 def test_one_turned_near_tie_among_many_positions_is_not_drift() -> None:
-    from harness.stages.evals.judging import _agreement_noise
+    from harness.stages.evals.drift import agreement_noise
 
-    assert 0.995 * 0.99 - _agreement_noise(0.995, 192) < 0.985
-    assert 0.995 * 0.99 - _agreement_noise(0.995, 20_000) > 0.98
+    assert 0.995 * 0.99 - agreement_noise(0.995, 192) < 0.985
+    assert 0.995 * 0.99 - agreement_noise(0.995, 20_000) > 0.98
 
 
 def test_an_item_answered_twice_in_one_arm_is_invalid(tmp_path: Path) -> None:

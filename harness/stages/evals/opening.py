@@ -1,0 +1,67 @@
+"""Which engine answers a check, and how its arms open.
+
+The one place that knows engines by name. What an arm is asked for comes from the check's parameters alone, so
+that a plan says how it will be asked.
+"""
+
+import hashlib
+from pathlib import Path
+
+from harness.domain.check import Check
+from harness.domain.errors import InputError
+from harness.domain.pack import SessionRequest
+from harness.domain.resources import data_folder
+from harness.domain.stage import StageContext
+from harness.engines.in_process_engine import InProcessEngine
+from harness.engines.serving import Engine
+from harness.engines.text_codec import ByteCodec, TextCodec, WordCodec, load_words
+from harness.stages.evals.asking import Journal
+
+__all__ = ["arm_request", "codec_of", "journal_of", "open_engine", "words_file"]
+
+
+def arm_request(check: Check, max_requests: int, max_context: int) -> SessionRequest:
+    """The stock arm's session; other arms differ in arm and poison."""
+    asked = dict(check.parameters)
+    return SessionRequest.model_validate(
+        {
+            "model": asked["model"],
+            "seed": asked["seed"],
+            "arm": "stock",
+            "implementation": asked["implementation"],
+            "poison_scale": asked["poison_scale"],
+            "kept_prefixes": asked.get("kept_prefixes", 0),
+            "max_requests": max_requests,
+            "max_context": max_context,
+        }
+    )
+
+
+def open_engine(
+    check: Check, context: StageContext, codec: TextCodec, max_requests: int, max_context: int
+) -> Engine:
+    """The engine that the check asks for; raises `InputError` for one that is not here."""
+    name = str(dict(check.parameters).get("engine", "in-process"))
+    if name != "in-process":
+        raise InputError(f"{check.id} asks for the engine {name!r}, which this version does not have")
+    request = arm_request(check, max_requests, max_context)
+    ops = context.pack.ops()
+    return InProcessEngine(context.pack, request, codec, ops[0].name if ops else None)
+
+
+def codec_of(model: str) -> TextCodec:
+    """How a preset of a pack reads text: by its word list beside the evals, else by bytes."""
+    path = words_file(model)
+    return WordCodec(load_words(path)) if path.is_file() else ByteCodec()
+
+
+def words_file(model: str) -> Path:
+    """Where a model's word list lies, if it has one."""
+    return data_folder("evals") / model / "words.json"
+
+
+def journal_of(check: Check, context: StageContext, part: str) -> Journal:
+    """Where answers are kept until the check is done: apart for each run, pack and question."""
+    key = f"{check.digest()}:{context.ledger.resolve()}:{context.change.head}:{part}"
+    name = hashlib.sha256(key.encode()).hexdigest()[:32]
+    return Journal(context.cache / "evals" / "journal" / f"{name}.jsonl")
