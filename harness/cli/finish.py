@@ -35,7 +35,7 @@ def validate_selection(
         )
     with open_run(out, plan) as run:
         run_checks(plan, run, selection.repo, keep_going)
-        return finish_run(plan, run, as_json=as_json)
+        return finish_run(plan, run, as_json=as_json, repeat=_repeat_command(plan, run, selection))
 
 
 def run_checks(plan: Plan, run: RunFolder, repo: Path | None, keep_going: bool) -> None:
@@ -48,9 +48,13 @@ def run_checks(plan: Plan, run: RunFolder, repo: Path | None, keep_going: bool) 
         execute(plan, run, repository, CACHE.resolve(), Progress(say=show), keep_going)
 
 
-def finish_run(plan: Plan, run: RunFolder, *, as_json: bool, machine: Machine | None = None) -> int:
-    """Write bundle and report, print the result, give the exit code."""
-    from harness.cli.console import print_json
+def finish_run(
+    plan: Plan, run: RunFolder, *, as_json: bool, machine: Machine | None = None, repeat: str = ""
+) -> int:
+    """Write bundle and report, print the result, give the exit code; `repeat` is the command that asks what
+    did not pass again (this process's own where it is empty).
+    """
+    from harness.cli.console import out, print_json
     from harness.cli.gate import gate_submissions, verdict_words
     from harness.evidence.bundle import write_bundle
     from harness.evidence.harness_score import put_score
@@ -76,14 +80,18 @@ def finish_run(plan: Plan, run: RunFolder, *, as_json: bool, machine: Machine | 
             }
         )
         return code
-    _print_result(plan, outcomes, bundle, [str(page) for page in pages], verdict, code)
+    _print_result(plan, outcomes, bundle, [str(page) for page in pages], verdict)
+    if code:
+        line = repeat or shlex.join(["fasttrack", *sys.argv[1:]])
+        out.print(f"repeat: {line}", markup=False, soft_wrap=True)
     return code
 
 
 def _print_result(
-    plan: Plan, outcomes: dict[str, Outcome], bundle: Path, pages: list[str], verdict: str, code: int
+    plan: Plan, outcomes: dict[str, Outcome], bundle: Path, pages: list[str], verdict: str
 ) -> None:
     from harness.cli.console import out, outcome_table
+    from harness.pipeline import failed_checks
 
     for cost_stage in dict.fromkeys(check.stage for check in plan.checks):
         of_stage = [outcomes[c.id].status for c in plan.of_stage(cost_stage) if c.id in outcomes]
@@ -97,14 +105,24 @@ def _print_result(
     out.print(f"bundle {bundle}", markup=False, soft_wrap=True)
     out.print(f"report {' '.join(pages)}", markup=False, soft_wrap=True)
     out.print(f"the gate would say: {verdict}", markup=False, soft_wrap=True)
-    words = (
-        "every check planned for this tier passed"
-        if code == 0
-        else "a check planned for this tier did not pass"
-    )
-    out.print(f"{words} (exit {code})")
-    if code:
-        out.print(f"repeat: {shlex.join(['fasttrack', *sys.argv[1:]])}", markup=False, soft_wrap=True)
+    failed = failed_checks(plan, outcomes)
+    words = f"{len(failed)} checks planned for this tier did not pass (exit 1)"
+    out.print(words if failed else "every check planned for this tier passed (exit 0)")
+
+
+def _repeat_command(plan: Plan, run: RunFolder, selection: Selection) -> str:
+    """The command that asks what did not pass again, about the same commits whatever HEAD is by then."""
+    from harness.evidence.commands import Rerun, validate_command
+    from harness.gate.proving import smallest_words
+    from harness.pipeline import failed_checks
+
+    failed = failed_checks(plan, {outcome.check: outcome for outcome in run.outcomes()})
+    stages = tuple(dict.fromkeys(check.stage for check in failed))
+    words = smallest_words(failed, [check for check in plan.checks if check.stage in stages])
+    rerun = Rerun(selection.policy, plan.change.head, plan.tier, str(selection.repo), stages, words)
+    more = ["--claim", str(selection.claim)] if selection.claim else []
+    more += ["--allow-dirty"] if plan.change.is_dirty else []
+    return f"{validate_command(plan, rerun)} {shlex.join([*more, '--out', 'out/again'])}"
 
 
 def _skipped_rows(skipped: Sequence[Outcome]) -> list[tuple[str, str, str]]:

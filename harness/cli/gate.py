@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,15 +11,15 @@ import typer
 from harness.cli.selectors import JsonOutput
 
 if TYPE_CHECKING:  # the gate itself loads when a command runs
+    from rich.table import Table
+
     from harness.documents import PolicySet
-    from harness.domain.plan import Plan
     from harness.domain.policy import Policy
     from harness.domain.verdict import Verdict
     from harness.evidence.verify import Rejudge, Replan
     from harness.gate import Move, Submission
-    from harness.repository import GitTree
 
-__all__ = ["app", "gate_submissions", "gate_verdict", "gate_words", "judge_of", "replan_of", "verdict_words"]
+__all__ = ["Judged", "app", "gate_submissions", "judge_of", "replan_of", "verdict_words"]
 
 app = typer.Typer()
 
@@ -31,6 +32,14 @@ def gate(
     ] = "fast_track",
     head: Annotated[
         str | None, typer.Option("--head", help="Head to judge (40 hex digits); default: the bundles' own.")
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base",
+            help="Where the change must start: a commit in full, or with --repo any revision, of which the "
+            "merge base with the head is taken.",
+        ),
     ] = None,
     repo: Annotated[
         Path | None,
@@ -47,45 +56,50 @@ def gate(
     from harness.cli.console import print_json
     from harness.documents import load_policy_set
 
-    verdict = gate_verdict(bundles, load_policy_set(policy), _full_sha(head), repo)
+    judged = Judged(_full_sha("--head", head), repo, base if repo else _full_sha("--base", base))
+    verdict = gate_submissions(bundles, load_policy_set(policy), judged)[0]
     if json:
         print_json(verdict)
     elif show_plan:
-        for command in dict.fromkeys(f"{m.command}  # {m.where}" for m in verdict.missing):
+        lines = [f"{m.command}  # {m.where}" for m in verdict.missing]
+        for command in dict.fromkeys([f"{verdict.worktree}  # once, in a clone", *lines] if lines else []):
             typer.echo(command)
     else:
         _print_verdict(verdict)
     raise typer.Exit(verdict.exit_code)
 
 
-def gate_verdict(
-    bundles: Sequence[Path], policy: "Policy | PolicySet", head: str | None = None, repo: Path | None = None
-) -> "Verdict":
-    """Verify every bundle, plan and judge it again, and decide."""
-    return gate_submissions(bundles, policy, head, repo)[0]
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Which change is judged, where somebody says."""
+
+    head: str | None = None
+    """None: the bundles' own."""
+    repo: Path | None = None
+    """Repository that holds the commits; None: bundles are taken at their word about the change."""
+    base: str | None = None
+    """Where the change must start; None: where the bundles say."""
 
 
 def gate_submissions(
-    bundles: Sequence[Path], policy: "Policy | PolicySet", head: str | None = None, repo: Path | None = None
+    bundles: Sequence[Path], policy: "Policy | PolicySet", judged: Judged | None = None
 ) -> "tuple[Verdict, tuple[Submission, ...]]":
     """The verdict, and the bundles as they were verified for it, in the order given."""
     from harness.evidence.pack import bundle_folder
     from harness.gate import decide, load_submission
 
+    judged = judged or Judged()
     with ExitStack() as stack:
         submissions = []
         for path in bundles:
             folder = stack.enter_context(bundle_folder(path))
             submissions.append(load_submission(folder, judge_of(folder), replan_of(), _name(path, bundles)))
-        if repo is not None:
-            submissions = [_with_change_read(s, repo) for s in submissions]
-        moves = _moves(submissions, head, repo) if head is not None else {}
-        return decide(submissions, policy, head, moves), tuple(submissions)
-
-
-def gate_words(bundles: Sequence[Path], policy: "Policy | PolicySet") -> str:
-    """What the gate says of bundles, in one line."""
-    return verdict_words(gate_verdict(bundles, policy))
+        if judged.repo is not None:
+            submissions = [_with_change_read(s, judged.repo) for s in submissions]
+        if judged.base is not None:
+            submissions = [_with_base_held(s, judged) for s in submissions]
+        moves = _moves(submissions, judged.head, judged.repo) if judged.head is not None else {}
+        return decide(submissions, policy, judged.head, moves), tuple(submissions)
 
 
 def verdict_words(verdict: "Verdict") -> str:
@@ -119,6 +133,8 @@ def _with_change_read(submission: "Submission", repo: Path) -> "Submission":
     from dataclasses import replace
 
     from harness.domain.errors import InputError
+    from harness.engines.packs import load_pack
+    from harness.gate.replan import other_pack
     from harness.repository import Limits, load_change
 
     plan = submission.plan
@@ -128,12 +144,18 @@ def _with_change_read(submission: "Submission", repo: Path) -> "Submission":
     try:
         limits = Limits(plan.policy.max_changed_files, plan.policy.max_diff_bytes)
         change, tree = load_change(repo, planned.base, planned.head, limits, pr=planned.pr)
+        pack = load_pack(plan.pack)
         with tree:
-            other_pack = _other_pack(plan, tree)
+            at_head = other_pack(pack, plan.pack_digest, tree)
     except InputError as error:
         return replace(submission, other_change=f"its change could not be read in {repo}: {error}")
-    if other_pack:
-        return replace(submission, other_change=other_pack)
+    if at_head:
+        words = (
+            f"the files of pack {plan.pack} that ran ({plan.pack_digest[:12]}) are not those under "
+            f"{pack.repository_prefix} at {planned.head[:12]}, so it speaks of another version; check that "
+            "commit out and run again"
+        )
+        return replace(submission, other_change=words)
     # A clone may have another name or address, and its working tree is no part of the range.
     same = change.model_copy(update={"repository": planned.repository, "is_dirty": planned.is_dirty})
     if same.digest() == plan.change_digest:
@@ -142,27 +164,23 @@ def _with_change_read(submission: "Submission", repo: Path) -> "Submission":
     return replace(submission, other_change=words)
 
 
-def _other_pack(plan: "Plan", tree: "GitTree") -> str:
-    """How the pack files that ran differ from those of the head; empty where they do not, or where the
-    repository does not hold the pack.
-    """
-    from functools import partial
+def _with_base_held(submission: "Submission", judged: Judged) -> "Submission":
+    """The bundle, with how the start of its change differs from the one that is asked for."""
+    from dataclasses import replace
 
-    from harness.engines.packs import files_digest, load_pack
+    from harness.repository import merge_base
 
-    prefix = load_pack(plan.pack).repository_prefix
-    paths = [path for path in tree.paths("head") if path.startswith(prefix)]
-    reads = {path.removeprefix(prefix): partial(_content, tree, path) for path in paths}
-    if not reads or files_digest(reads) == plan.pack_digest:
-        return ""
-    return (
-        f"the files of pack {plan.pack} that ran ({plan.pack_digest[:12]}) are not those under {prefix} at "
-        f"{plan.change.head[:12]}, so it speaks of another version; check that commit out and run again"
+    plan = submission.plan
+    if plan is None or submission.other_change or judged.base is None:
+        return submission
+    base = judged.base if judged.repo is None else merge_base(judged.repo, judged.base, plan.change.head)
+    if plan.change.base == base:
+        return submission
+    words = (
+        f"its change starts at {plan.change.base[:12]} and the one that is judged at {base[:12]}, so "
+        "isolation judged another range; make it with that --base"
     )
-
-
-def _content(tree: "GitTree", path: str) -> bytes:
-    return tree.read("head", path) or b""
+    return replace(submission, other_change=words)
 
 
 def _moves(submissions: "Sequence[Submission]", head: str, repo: Path | None) -> "dict[str, Move]":
@@ -193,7 +211,6 @@ def _moves(submissions: "Sequence[Submission]", head: str, repo: Path | None) ->
 
 def _print_verdict(verdict: "Verdict") -> None:
     from rich.markup import escape
-    from rich.table import Table
 
     from harness.cli.console import out
 
@@ -201,30 +218,10 @@ def _print_verdict(verdict: "Verdict") -> None:
     out.print(f"[{style}]{verdict.answer.value.replace('_', ' ')}[/] under policy {escape(verdict.policy)}")
     for reason in verdict.reasons:
         out.print(f"  {escape(reason)}", soft_wrap=True)
-    table = Table(title=f"claim {verdict.claim or 'unknown'}", title_justify="left", pad_edge=False)
-    for column in ("proof", "required", "found", "tier", "freshness", "control", "met"):
-        table.add_column(column, overflow="fold")
-    for row in verdict.rows:
-        found = ", ".join(f"{count} {status.value}" for status, count in row.statuses) or "nothing"
-        table.add_row(
-            escape(row.stage.value if row.arch is None else f"{row.stage.value} {row.arch}"),
-            f"{row.checks} checks at {row.required_tier.value}",
-            found,
-            row.found_tier.value if row.found_tier else "-",
-            f"{row.stale} stale" if row.stale else "fresh",
-            f"{row.controls} of {row.checks} failed as they should",
-            "[green]yes[/]" if row.is_met else "[red]no[/]",
-        )
     if verdict.rows:
-        out.print(table)
+        out.print(_row_table(verdict))
     for use in verdict.bundles:
-        signed = f"signed by {use.signer[:16]}…" if use.signer else "unsigned"
-        refused = f"; does not count: {use.refused}" if use.refused else ""
-        made = f", made with harness {use.harness[:12]}" if use.harness else ""
-        of = f"of {use.base[:12]}..{use.head[:12]}, " if use.base and use.head else ""
-        out.print(
-            f"bundle {use.name}: {of}{use.state.value}, {signed}{made}{refused}", markup=False, soft_wrap=True
-        )
+        out.print(f"bundle {use.words()}", markup=False, soft_wrap=True)
     for waiver in verdict.waivers:
         expiry = "EXPIRED" if waiver.is_expired else "until"
         out.print(
@@ -248,18 +245,49 @@ def _print_verdict(verdict: "Verdict") -> None:
     for stale in verdict.stale:
         cell = f" in {stale.cell}" if stale.cell is not None and stale.cell not in stale.check else ""
         out.print(f"stale {stale.check}{cell}: {stale.why}", markup=False, soft_wrap=True)
+    if verdict.missing:
+        out.print(
+            f"to make what is missing, first in a clone:\n  {verdict.worktree}", markup=False, soft_wrap=True
+        )
     for where, command in dict.fromkeys((m.where, m.command) for m in verdict.missing):
-        out.print(f"to make it, on {where}:\n  {command}", markup=False, soft_wrap=True)
+        out.print(f"on {where}:\n  {command}", markup=False, soft_wrap=True)
 
 
-def _full_sha(head: str | None) -> str | None:
+def _row_table(verdict: "Verdict") -> "Table":
+    """The matrix: a row a proof; where nothing was found no column says that anything is well."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    caption = "controls: checks that were shown to be able to fail"
+    table = Table(title=f"claim {verdict.claim or 'unknown'}", title_justify="left", pad_edge=False)
+    table.caption, table.caption_justify = caption, "left"
+    for column in ("proof", "required", "found", "tier", "fresh", "controls", "met"):
+        table.add_column(column, overflow="fold")
+    for row in verdict.rows:
+        found = ", ".join(f"{count} {status.value}" for status, count in row.statuses) or "nothing"
+        fresh = "-" if not row.statuses and not row.stale else f"{row.stale} stale" if row.stale else "yes"
+        table.add_row(
+            escape(row.stage.value if row.arch is None else f"{row.stage.value} {row.arch}"),
+            f"{row.checks} at {row.required_tier.value}"
+            if row.checks
+            else f"any at {row.required_tier.value}",
+            found,
+            row.found_tier.value if row.found_tier else "-",
+            fresh,
+            f"{row.controls} of {row.checks}" if row.checks else "-",
+            "[green]yes[/]" if row.is_met else "[red]no[/]",
+        )
+    return table
+
+
+def _full_sha(option: str, commit: str | None) -> str | None:
     from harness.domain.errors import InputError
 
-    if head is not None and (len(head) != 40 or set(head) - set("0123456789abcdef")):
+    if commit is not None and (len(commit) != 40 or set(commit) - set("0123456789abcdef")):
         raise InputError(
-            f"--head {head!r} is no full commit id; give all 40 hex digits (`git rev-parse {head}`)"
+            f"{option} {commit!r} is no full commit id; give all 40 hex digits (`git rev-parse {commit}`)"
         )
-    return head
+    return commit
 
 
 def _name(path: Path, bundles: Sequence[Path]) -> str:

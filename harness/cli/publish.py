@@ -78,7 +78,7 @@ def publish(
 
 def _result(bundles: list[Path], policy: str | None, disclosure: "Disclosure") -> "Result":
     """What to publish: the bundles verified, gated and rendered."""
-    from harness.cli.gate import gate_submissions
+    from harness.cli.gate import Judged, gate_submissions
     from harness.documents import load_policy_set
     from harness.evidence.pack import bundle_folder
     from harness.evidence.reader import open_bundle
@@ -90,7 +90,9 @@ def _result(bundles: list[Path], policy: str | None, disclosure: "Disclosure") -
         opened = open_bundle(folder)
         asked = load_policy_set(policy) if policy else opened.plan.policy
         # The first bundle's head is the pull request's, or nothing is published; what is of another is stale.
-        verdict, submissions = gate_submissions([folder, *bundles[1:]], asked, opened.plan.change.head)
+        verdict, submissions = gate_submissions(
+            [folder, *bundles[1:]], asked, Judged(opened.plan.change.head)
+        )
         view = build_view(opened, verdict, submissions[0].verification)
         return Result(
             manifest=opened.manifest,

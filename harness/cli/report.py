@@ -51,12 +51,13 @@ def report(
     from harness.report.junit import render_junit, sampling_times
     from harness.report.markdown import Disclosure, render_markdown
     from harness.report.sarif import render_sarif
+    from harness.report.write import shown_path
 
     with bundle_folder(bundle) as folder:
         opened = open_bundle(folder)
         asked = load_policy_set(policy) if policy else opened.plan.policy
         verdict, submissions = gate_submissions([folder], asked)
-        view = build_view(opened, verdict, submissions[0].verification)
+        view = build_view(opened, verdict, submissions[0].verification, shown_path(bundle))
         times = sampling_times(opened)
     judged = submissions[0].outcomes
     renderers: dict[Form, Callable[[], str]] = {

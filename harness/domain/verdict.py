@@ -64,6 +64,15 @@ class BundleUse(Record):
     note: str = ""
     """What the gate plans or judges otherwise than the bundle says; empty where nothing differs."""
 
+    def words(self) -> str:
+        """The bundle in one line, the same wherever it is shown."""
+        parts = [f"of {self.base[:12]}..{self.head[:12]}"] if self.base and self.head else []
+        parts += [self.state.value, f"signed by {self.signer}" if self.signer else "unsigned"]
+        parts += [f"made with harness {self.harness[:12]}"] if self.harness else []
+        said = [f"{self.name}: {', '.join(parts)}"]
+        said += [f"does not count: {self.refused}"] if self.refused else []
+        return "; ".join([*said, *([self.note] if self.note else [])])
+
 
 class ProofRow(Record):
     """One proof: what the policy demands of one stage on one architecture, and what was found."""
@@ -165,6 +174,10 @@ class Verdict(Record):
     pr: Whole | None
     head: Sha | None
     """Head that was judged."""
+    worktree: str = ""
+    """Command that puts this head into the folder which the commands of `missing` name; empty where nothing
+    is missing.
+    """
     reasons: tuple[str, ...]
     """One sentence for each ground, most important first; for an admission, what it rests on."""
     bundles: tuple[BundleUse, ...]

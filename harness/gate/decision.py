@@ -30,6 +30,7 @@ from harness.domain.verdict import (
     ReplicationUse,
     Verdict,
 )
+from harness.evidence.commands import worktree_command
 from harness.evidence.replanning import other_questions
 from harness.gate.freshness import Move
 from harness.gate.merging import Head, contradictions, merge, stale_evidence, strongest
@@ -84,13 +85,13 @@ def decide(
         policy,
         submissions,
         judged,
-        [*([] if is_rejected else [_admission_words(policy, rows)]), *_no_rows_words(policy, rows), *against]
-        + [f"{s.name}: {note}" for s in counted if (note := _note(s, policy))],
+        [*([] if is_rejected else [_admission_words(policy, rows)]), *_no_rows_words(policy, rows), *against],
         refused,
         rows=rows,
         missing=missing,
         contradictions=doubts.clashes,
         stale=stale_evidence(merged),
+        worktree=worktree_command(judged) if missing else "",
         replications=repeated,
         replicated_by=doubts.vouched,
         waivers=waiver_uses(policy, findings, today),

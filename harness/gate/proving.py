@@ -1,6 +1,5 @@
 """Which proofs are met, and for each that is not what is missing and how to make it."""
 
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 
@@ -9,6 +8,7 @@ from harness.domain.machine import Tier
 from harness.domain.plan import Plan, is_within
 from harness.domain.policy import Policy
 from harness.domain.verdict import MissingEvidence, ProofRow
+from harness.evidence.commands import MAX_WORDS, Rerun, validate_command, worktree_folder
 from harness.gate.demands import Demand, demands
 from harness.gate.merging import Evidence, Merged, Open, strongest
 
@@ -16,8 +16,6 @@ __all__ = ["prove", "rerun_command", "smallest_words"]
 
 MAX_NAMED = 40
 """Check ids named for one missing proof; the words give the count."""
-MAX_WORDS = 8
-"""Words that narrow a re-run; where more are needed, the whole stage runs again."""
 
 
 def prove(
@@ -128,11 +126,10 @@ def _where(demand: Demand) -> str:
 def rerun_command(
     policy: Policy, plan: Plan, head: str, demand: Demand | None = None, only: Sequence[str] = ()
 ) -> str:
-    """The command that makes one demand's evidence, or the bundle's own tier of everything."""
-    words = ["fasttrack", "validate", "--pack", plan.pack, "--policy", policy.name]
-    words += ["--base", plan.change.base, "--head", head]
-    words += ["--tier", (plan.tier if demand is None else demand.tier).value]
-    words += [] if demand is None else ["--stage", demand.stage.value]
-    for word in only:
-        words += ["--only", word]
-    return shlex.join(words)
+    """The command that makes one demand's evidence, or the bundle's own tier of everything, in the folder
+    that `worktree_command` makes.
+    """
+    tier = plan.tier if demand is None else demand.tier
+    stages = () if demand is None else (demand.stage,)
+    rerun = Rerun(policy.name, head, tier, worktree_folder(head), stages, tuple(only))
+    return validate_command(plan.model_copy(update={"is_full": False}), rerun)

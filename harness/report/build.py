@@ -15,7 +15,13 @@ from harness.report.headlines import headlines
 from harness.report.panels import panels_of
 from harness.report.panels.material import Material, cell_name
 from harness.report.plots import status_bar
-from harness.report.provenance import environment_tables, reproduce_commands, subtitle, verification_words
+from harness.report.provenance import (
+    check_command,
+    environment_tables,
+    reproduce_commands,
+    subtitle,
+    verification_words,
+)
 from harness.report.text import STATUS_MARKS, anchor, figure_text, label, plain
 from harness.report.verdict import matrix_rows, missing_views, verdict_view
 from harness.report.view import CheckView, FigureView, ReportView, StageView
@@ -33,12 +39,15 @@ QUESTIONS = {
 
 
 def build_view(
-    bundle: Bundle, verdict: Verdict | None = None, verification: Verification | None = None
+    bundle: Bundle,
+    verdict: Verdict | None = None,
+    verification: Verification | None = None,
+    path: str = "BUNDLE",
 ) -> ReportView:
-    """The view of one bundle."""
+    """The view of one bundle; `path` is where its reader has it, for the commands."""
     outcomes = {o.check: o for o in bundle.outcomes}
     plan = bundle.plan
-    stages = tuple(_stage(bundle, stage, outcomes) for stage in StageName if plan.of_stage(stage))
+    stages = tuple(_stage(bundle, stage, outcomes, path) for stage in StageName if plan.of_stage(stage))
     seen = {status for stage in stages for status, _ in stage.counts}
     return ReportView(
         title=plain(plan.claim.name, 80),
@@ -50,13 +59,14 @@ def build_view(
         headlines=headlines(bundle),
         stages=stages,
         environment=environment_tables(bundle),
-        reproduce=reproduce_commands(bundle),
+        path=plain(path, 300),
+        reproduce=reproduce_commands(bundle, path),
         verification=verification_words(verification),
         footer=f"bundle {bundle.digest or 'not finished'}, plan {plan.digest()}",
     )
 
 
-def _stage(bundle: Bundle, stage: StageName, outcomes: dict[str, Outcome]) -> StageView:
+def _stage(bundle: Bundle, stage: StageName, outcomes: dict[str, Outcome], path: str) -> StageView:
     checks = bundle.plan.of_stage(stage)
     pairs = tuple((c, outcomes[c.id]) for c in checks if c.id in outcomes)
     counts = _counts([o for _, o in pairs])
@@ -68,7 +78,7 @@ def _stage(bundle: Bundle, stage: StageName, outcomes: dict[str, Outcome]) -> St
         counts=counts,
         bar=status_bar(counts, ", ".join(f"{n} {s}" for s, n in counts) or "nothing ran", len(checks)),
         controls=sum(o.control is not None and o.control.failed for _, o in pairs),
-        checks=tuple(_check(c, outcomes.get(c.id), bundle) for c in checks),
+        checks=tuple(_check(c, outcomes.get(c.id), bundle, path) for c in checks),
         panels=panels_of(stage, material),
     )
 
@@ -78,7 +88,7 @@ def _counts(outcomes: Sequence[Outcome]) -> tuple[tuple[str, int], ...]:
     return tuple((s.value, found[s]) for s in Status if found[s])
 
 
-def _check(check: Check, outcome: Outcome | None, bundle: Bundle) -> CheckView:
+def _check(check: Check, outcome: Outcome | None, bundle: Bundle, path: str) -> CheckView:
     control = outcome.control if outcome else None
     status = outcome.status.value if outcome else ""
     return CheckView(
@@ -102,4 +112,5 @@ def _check(check: Check, outcome: Outcome | None, bundle: Bundle) -> CheckView:
         ),
         findings=tuple(finding_view(f, bundle.plan) for f in (outcome.findings if outcome else ())),
         thresholds=tuple((label(t.name), plain(str(t.value), 160)) for t in check.thresholds),
+        rerun=plain(check_command(path, check), 700) if outcome else "",
     )

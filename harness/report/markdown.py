@@ -40,6 +40,7 @@ def render_markdown(view: ReportView, disclosure: Disclosure | None = None) -> s
         f"## fasttrack: {view.verdict.word.lower()}{_under(view)}",
         f"Claim {_code(view.title)}: {view.verdict.sentence if not view.verdict.answer else _sentence(view)}",
         " · ".join(f"{name} {_code(text, 120)}" for name, text, _ in view.subtitle),
+        _bundles(view),
         _missing(view),
         _matrix(view),
         _headlines(view),
@@ -54,6 +55,10 @@ def render_markdown(view: ReportView, disclosure: Disclosure | None = None) -> s
 
 def _under(view: ReportView) -> str:
     return f" under policy {_code(view.verdict.policy, 80)}" if view.verdict.policy else ""
+
+
+def _bundles(view: ReportView) -> str:
+    return "\n".join(f"- bundle {_code(line, 900)}" for line in view.verdict.bundles)
 
 
 def _sentence(view: ReportView) -> str:
@@ -139,7 +144,7 @@ def _disclosure_block(view: ReportView, disclosure: Disclosure) -> str:
         if stage.name == "evals"
         for check in stage.checks[:MAX_ROWS]
     ]
-    command = next((c.line for c in view.reproduce if c.line.startswith("fasttrack validate")), "")
+    command = view.reproduce[-1].line
     return "\n".join(
         [
             "### AI-assisted contribution",
@@ -160,7 +165,9 @@ def _said(text: str) -> str:
 
 
 def _reproduce(view: ReportView) -> str:
-    lines = [f"{_code(c.line, 600)}  " for c in view.reproduce]
+    lines = [f"- {c.where}: {_code(c.line, 900)}" for c in view.reproduce]
+    if view.path == "BUNDLE":
+        lines.insert(0, "`BUNDLE` is the folder or file of this bundle.\n")
     return _details("How to reproduce", "\n".join(lines))
 
 

@@ -3,13 +3,15 @@
 import shlex
 
 from harness.domain.bundle import Verification
+from harness.domain.check import Check, Status
+from harness.evidence.commands import rerun_of, validate_command, worktree_command, worktree_folder
 from harness.evidence.harness_score import read_score, score_words
 from harness.evidence.reader import Bundle
 from harness.report.panels.material import table
 from harness.report.text import plain, repository_link
 from harness.report.view import CellView, Command, TableView
 
-__all__ = ["environment_tables", "reproduce_commands", "subtitle", "verification_words"]
+__all__ = ["check_command", "environment_tables", "reproduce_commands", "subtitle", "verification_words"]
 
 
 def subtitle(bundle: Bundle) -> tuple[tuple[str, str, str], ...]:
@@ -71,25 +73,60 @@ def environment_tables(bundle: Bundle) -> tuple[tuple[str, TableView], ...]:
     )
 
 
-def reproduce_commands(bundle: Bundle) -> tuple[Command, ...]:
-    """Commands that make the run again, and that check this bundle."""
-    plan = bundle.plan
-    commands = []
-    if plan.change.repository.startswith("https://"):
-        folder = plan.change.repository.rstrip("/").removesuffix(".git").rpartition("/")[2] or "repository"
-        commands.append(Command(shlex.join(["git", "clone", plan.change.repository, folder]), "the change"))
-        fetch = ["git", "-C", folder, "fetch", "origin", plan.change.head]
-        commands.append(Command(shlex.join(fetch), "its head"))
-        repo = ["--repo", folder]
+def reproduce_commands(bundle: Bundle, path: str = "BUNDLE") -> tuple[Command, ...]:
+    """Commands that check this bundle, repeat one cell of it, and make the whole run again; `path` is where
+    the reader has the bundle.
+    """
+    plan, quoted = bundle.plan, shlex.quote(path)
+    policy = shlex.quote(plan.policy.name)
+    commands = [
+        Command(f"fasttrack bundle verify {quoted}", "holds together, offline"),
+        Command(f"fasttrack gate {quoted} --policy {policy}", "the verdict"),
+    ]
+    cell = next((label for c in plan.checks if (label := _cell_of(bundle, c)) is not None), None)
+    if cell is not None:
+        one = ["fasttrack", "reproduce", path, "--cell", cell]
+        commands.append(Command(shlex.join(one), "one cell again, with the same inputs"))
+    clone, folder = _clone_commands(bundle)
+    commands += clone
+    rerun = rerun_of(plan, folder)
+    if rerun is not None:
+        line = f"{validate_command(plan, rerun)} --nonce {plan.nonce}"
+        commands.append(Command(line, "everything again, with the same inputs"))
     else:
-        repo = []
-    words = ["fasttrack", "validate", "--pack", plan.pack, "--policy", plan.policy.name, *repo]
-    words += ["--base", plan.change.base, "--head", plan.change.head, "--tier", plan.tier.value]
-    words += ["--nonce", plan.nonce] + (["--full"] if plan.is_full else [])
-    commands.append(Command(shlex.join(words), "the same questions with the same seeds"))
-    commands.append(Command("fasttrack bundle verify BUNDLE", "that this bundle holds together, offline"))
-    commands.append(Command(f"fasttrack gate BUNDLE --policy {shlex.quote(plan.policy.name)}", "the verdict"))
+        whole = ["fasttrack", "reproduce", path, "--repo", folder]
+        commands.append(Command(shlex.join(whole), f"all {len(plan.checks)} checks again"))
     return tuple(Command(plain(c.line, 900), c.where) for c in commands)
+
+
+def check_command(path: str, check: Check) -> str:
+    """The command that runs one check of the bundle in `path` again."""
+    return shlex.join(["fasttrack", "reproduce", path, "--only", check.id])
+
+
+def _cell_of(bundle: Bundle, check: Check) -> str | None:
+    """Label of a check's cell, where somebody can run it again and it ran here."""
+    outcome = bundle.outcome(check.id)
+    if check.cell is None or outcome is None or outcome.status is not Status.PASS:
+        return None
+    return check.cell.label()
+
+
+def _clone_commands(bundle: Bundle) -> tuple[list[Command], str]:
+    """Commands that put the judged head on disk, and its folder as seen from where they run."""
+    change = bundle.plan.change
+    folder = worktree_folder(change.head)
+    if not change.repository.startswith("https://"):
+        where = f"once, in a clone of {plain(change.repository, 80)}"
+        return [Command(worktree_command(change.head), where)], folder
+    name = change.repository.rstrip("/").removesuffix(".git").rpartition("/")[2] or "repository"
+    fetch = ["git", "-C", name, "fetch", "origin", change.head]
+    commands = [
+        Command(shlex.join(["git", "clone", change.repository, name]), "the change"),
+        Command(shlex.join(fetch), "its head"),
+        Command(worktree_command(change.head, name), "its files, in a folder of their own"),
+    ]
+    return commands, folder.removeprefix("../")
 
 
 def verification_words(verification: Verification | None) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ def verdict_view(bundle: Bundle, verdict: Verdict | None) -> VerdictView:
             sentence=f"Made without a verdict; {failed} of {len(bundle.outcomes)} checks did not pass.",
             reasons=(),
             waivers=(),
-            signatures=(),
+            bundles=(),
         )
     word, tone = WORDS[verdict.answer]
     sentence = _sentence(bundle, verdict)
@@ -50,10 +50,7 @@ def verdict_view(bundle: Bundle, verdict: Verdict | None) -> VerdictView:
             )
             for w in verdict.waivers
         ),
-        signatures=tuple(
-            f"{plain(b.name, 120)}: " + (f"signed by {b.signer[:16]}…" if b.signer else "unsigned")
-            for b in verdict.bundles
-        ),
+        bundles=tuple(plain(b.words(), 1500) for b in verdict.bundles),
     )
 
 

@@ -58,6 +58,8 @@ class CheckView:
     figures: tuple[FigureView, ...]
     findings: tuple[FindingView, ...]
     thresholds: tuple[tuple[str, str], ...]
+    rerun: str
+    """The command that runs this check alone again; empty where it has no outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,8 @@ class VerdictView:
     sentence: str
     reasons: tuple[str, ...]
     waivers: tuple[str, ...]
-    signatures: tuple[str, ...]
+    bundles: tuple[str, ...]
+    """Each bundle in one line: whose it is, and what of it counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +220,8 @@ class ReportView:
     headlines: tuple[Headline, ...]
     stages: tuple[StageView, ...]
     environment: tuple[tuple[str, TableView], ...]
+    path: str
+    """Where the reader has the bundle; `BUNDLE` where that is not known."""
     reproduce: tuple[Command, ...]
     verification: tuple[str, ...]
     footer: str

@@ -11,7 +11,7 @@ from harness.report.build import build_view
 from harness.report.html import render_html
 from harness.report.markdown import Disclosure, render_markdown
 
-__all__ = ["ReportFiles", "write_report"]
+__all__ = ["ReportFiles", "shown_path", "write_report"]
 
 
 class ReportFiles(NamedTuple):
@@ -19,6 +19,11 @@ class ReportFiles(NamedTuple):
 
     html: Path
     markdown: Path
+
+
+def shown_path(bundle: Path) -> str:
+    """A bundle's path as pages show it: as given, or its name alone where the path tells of a machine."""
+    return bundle.name if bundle.is_absolute() else str(bundle)
 
 
 def write_report(
@@ -35,7 +40,7 @@ def write_report(
         raise InputError(
             f"{folder} lies inside the bundle, which holds evidence only; choose a folder outside"
         )
-    view = build_view(open_bundle(bundle), verdict, verification)
+    view = build_view(open_bundle(bundle), verdict, verification, shown_path(bundle))
     folder.mkdir(parents=True, exist_ok=True)
     files = ReportFiles(folder / "report.html", folder / "report.md")
     files.html.write_text(render_html(view), encoding="utf-8")

@@ -9,7 +9,7 @@ from harness.domain.change import EMPTY_TREE
 from harness.domain.errors import InputError
 from harness.repository.git import GitFailed, run_git
 
-__all__ = ["Range", "object_folder", "past_changes", "repository_name", "resolve_range"]
+__all__ = ["Range", "merge_base", "object_folder", "past_changes", "repository_name", "resolve_range"]
 
 
 class Range(NamedTuple):
@@ -30,6 +30,11 @@ def resolve_range(repo: Path, base: str, head: str) -> Range:
     if base == EMPTY_TREE or _is_parent_of_root(repo, base, head, head_id):
         return Range(EMPTY_TREE, head_id)
     return Range(_merge_base(repo, _commit(repo, base), head_id), head_id)
+
+
+def merge_base(repo: Path, base: str, head: str) -> str:
+    """Id of the commit where a change to `head` starts, for the revision that it is meant for."""
+    return resolve_range(repo, base, head).base
 
 
 def past_changes(repo: Path, head: str, last: int) -> tuple[Range, ...]:

@@ -16,7 +16,7 @@ from harness.domain.plan import Plan
 from harness.domain.verdict import Verdict
 from harness.evidence.verify import Replanned
 from tests.evidence.example_judge import judge
-from tests.evidence.example_run import HEAD, as_planned, example_plan, example_policy_set, write_example
+from tests.evidence.example_run import BASE, HEAD, as_planned, example_plan, example_policy_set, write_example
 
 RUN = CliRunner()
 
@@ -69,7 +69,10 @@ def test_the_gates_json_is_the_verdict(mixed: Path) -> None:
 
 def test_the_smallest_rerun_is_printed_as_commands(mixed: Path) -> None:
     _, text = _call(gate_command.app, mixed, "--policy", "smoke", "--plan")
-    commands = [line.partition("  # ")[0].partition(" --tier smoke ")[2] for line in text.splitlines()]
+    first, *lines = text.splitlines()
+    assert first == f"git worktree add --detach ../judged-aaaaaaaaaaaa {HEAD}  # once, in a clone"
+    assert all(f" --repo ../judged-aaaaaaaaaaaa --base {BASE} --head {HEAD} " in line for line in lines)
+    commands = [line.partition("  # ")[0].partition(" --tier smoke ")[2] for line in lines]
     assert commands == [
         "--stage isolation --only zones",
         "--stage audit --only kda_step",
@@ -85,6 +88,37 @@ def test_without_a_policy_the_fast_track_is_asked_for(passing: Path) -> None:
     code, text = _call(gate_command.app, passing)
     assert code == 1
     assert "another policy than 'fast_track'" in text
+
+
+def test_a_row_without_evidence_says_nothing_well_and_the_table_fits_80_columns(mixed: Path) -> None:
+    _, text = _call(gate_command.app, mixed, "--policy", "fast_track")
+    rows = [line for line in text.splitlines() if line.startswith("│kernels sm_90a")]
+    assert [cell.strip() for cell in rows[0].strip("│").split("│")] == [
+        "kernels sm_90a", "any at rank", "nothing", "-", "-", "-", "no",
+    ]  # fmt: skip
+    assert max(len(line) for line in text.splitlines() if line.startswith(("│", "┃", "┏", "└"))) <= 80
+
+
+def test_a_bundle_is_worded_alike_by_the_gate_its_json_and_the_report(passing: Path, tmp_path: Path) -> None:
+    _, text = _call(gate_command.app, passing, "--policy", "smoke")
+    _, raw = _call(gate_command.app, passing, "--policy", "smoke", "--json")
+    words = Verdict.model_validate_json(raw).bundles[0].words()
+    assert (
+        words == "passing: of bbbbbbbbbbbb..aaaaaaaaaaaa, verified, unsigned, made with harness 111111111111"
+    )
+    assert f"bundle {words}\n" in text
+    _call(report_command.app, passing, "--html", tmp_path / "r.html", "--md", tmp_path / "r.md")
+    assert words in (tmp_path / "r.html").read_text()
+    assert f"- bundle `{words}`" in (tmp_path / "r.md").read_text()
+
+
+def test_a_change_that_starts_elsewhere_than_it_should_is_refused(passing: Path) -> None:
+    code, text = _call(gate_command.app, passing, "--policy", "smoke", "--base", "c" * 40)
+    assert code == 1
+    assert "its change starts at bbbbbbbbbbbb and the one that is judged at cccccccccccc" in text
+    assert _call(gate_command.app, passing, "--policy", "smoke", "--base", BASE)[0] == 0
+    result = RUN.invoke(gate_command.app, [str(passing), "--base", "main"])
+    assert "--base 'main' is no full commit id" in str(result.exception)
 
 
 def test_a_short_head_is_refused_in_words(passing: Path) -> None:

@@ -90,8 +90,8 @@ def test_a_smoke_bundle_is_rejected_where_the_policy_asks_for_gpus(made: Make) -
         ("sweep", "sm_90a", "a machine with one sm_90a GPU"),
     ]
     assert verdict.missing[0].command == (
-        f"fasttrack validate --pack k3_decode --policy fast_track --base {BASE} --head {HEAD} --tier rank "
-        "--stage kernels"
+        f"fasttrack validate --pack k3_decode --policy fast_track --repo ../judged-aaaaaaaaaaaa "
+        f"--base {BASE} --head {HEAD} --tier rank --stage kernels"
     )
 
 
@@ -360,7 +360,7 @@ def test_a_plan_stripped_of_checks_is_rejected_whatever_harness_it_names(tmp_pat
         "made with harness ffffffffffff, and this gate is 111111111111: 4 checks are planned and 0 judged "
         "otherwise here; only what is asked alike counts"
     )
-    assert f"--base {BASE} --head {HEAD} --tier smoke` with this gate's version" in verdict.reasons[-1]
+    assert f"--base {BASE} --head {HEAD} --tier smoke` with this gate's version" in verdict.bundles[0].note
 
 
 @pytest.mark.parametrize(

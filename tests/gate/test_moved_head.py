@@ -130,3 +130,19 @@ def test_evidence_of_other_pack_files_than_the_heads_is_refused(repo: Path, tmp_
     verdict = _verdict(write_example(tmp_path / "other", other, "passing"), head, repo)
     assert verdict.exit_code == 1
     assert "are not those under kernels/k3_decode/" in verdict.reasons[0]
+
+
+def test_a_bundle_of_the_last_commit_alone_is_refused_where_the_pull_request_starts_before_it(
+    repo: Path, tmp_path: Path
+) -> None:
+    start = _commit(repo, "README.md", "one")
+    _git(repo, "branch", "target")
+    _commit(repo, "vllm/core.py", "touched")
+    head = _commit(repo, "kernels/k3_decode/cute/router.py", "one")
+    folder = _bundle(tmp_path / "last", head, repo)
+    words = [str(folder), "--policy", "smoke", "--repo", str(repo), "--base", "target", "--json"]
+    verdict = Verdict.model_validate_json(CliRunner().invoke(gate_command.app, words).stdout)
+    assert verdict.exit_code == 1
+    assert f"and the one that is judged at {start[:12]}" in verdict.reasons[0]
+    words[6] = f"{head}~1"
+    assert Verdict.model_validate_json(CliRunner().invoke(gate_command.app, words).stdout).exit_code == 0
