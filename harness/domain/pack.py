@@ -13,7 +13,8 @@ from harness.domain.cell import Cell
 from harness.domain.record import Record, Whole
 
 __all__ = [
-    "Arm", "Decision", "EvalItem", "EvalTask", "Generation", "KernelVariant", "LayerCounts", "LayerError",
+    "Arm", "Decision", "EvalItem", "EvalTask", "Generation", "KernelManifest", "KernelUse", "KernelVariant",
+    "LayerCounts", "LayerError",
     "LayerRequest", "LayerSlice", "OpContract", "OpParameter",
     "Pack",
     "Session", "SessionRequest",
@@ -86,6 +87,42 @@ class KernelVariant(Record):
     expected: tuple[tuple[str, Whole], ...] = ()
 
 
+class KernelUse(Record):
+    """One kernel of an optimised step, as the pack declares it."""
+
+    op: str
+    """Op whose kernel it is; for what torch does on the path's behalf, a word such as `embedding`."""
+    patterns: tuple[str, ...]
+    """What a trace calls it: shell patterns, any of which fits. On a CPU a function of the pack is
+    `<file below the pack's folder>:<function>` and a torch operator `aten::<name>`."""
+    layer: str
+    """Kind of layer that it runs in, or `step` for what runs once a step."""
+    count: Whole
+    """Launches in one such layer (or step). 0: must never be seen there."""
+    is_fused: bool = True
+    """Whether an optimised op is at work, rather than torch on its behalf."""
+
+
+class KernelManifest(Record):
+    """Every kernel of one optimised step: what a trace of it must show, no more and no less."""
+
+    kernels: tuple[KernelUse, ...]
+    layers: tuple[tuple[str, Whole], ...]
+    """How many layers of each kind a step runs, over all ranks; `step` counts 1 a rank."""
+    around: tuple[str, ...] = ()
+    """Patterns of what the engine itself runs before and behind the step, such as copies of its inputs."""
+    layer_marks: tuple[str, ...] = ()
+    """Patterns of what a layer begins with, in either arm: where a time line is cut."""
+    marks_per_layer: Whole = 1
+
+    def expected(self) -> dict[str, int]:
+        """Launches of one step by op."""
+        times, found = dict(self.layers), dict[str, int]()
+        for use in self.kernels:
+            found[use.op] = found.get(use.op, 0) + use.count * times.get(use.layer, 0)
+        return found
+
+
 class SessionRequest(Record):
     """How to open a model for one arm."""
 
@@ -107,6 +144,12 @@ class SessionRequest(Record):
     """Factor on the poisoned op's output (for integer outputs the pack says what it does instead)."""
     is_oracle: bool = False
     """Run the float64 oracle instead of either arm (small models only)."""
+    kept_prefixes: Whole = 0
+    """Prompt prefixes to keep for later requests; 0: no prefix caching."""
+    prefill_chunk: Whole = 0
+    """Prompt tokens that go through the model at once; 0: the pack's own choice."""
+    cache: str = ""
+    """Folder where compiled kernels may be kept; empty: none."""
 
 
 class Session(Protocol):
@@ -152,6 +195,14 @@ class Session(Protocol):
 
     def switch(self, arm: Arm) -> None:
         """Turn the optimised path on or off between steps; state stays."""
+
+    def prefix_counters(self) -> tuple[int, int, int]:
+        """Prompts that asked for a kept prefix, those that found one, and tokens that it spared."""
+
+    def expert_choices(self) -> tuple[int, Sequence[Sequence[int]]]:
+        """How many experts a layer has (0: none), and those of each row of the last step in its last MoE
+        layer; no rows where a single row's choice is made inside another kernel.
+        """
 
     def close(self) -> None:
         """Release everything; the process is then as if the session had never been."""
@@ -356,6 +407,15 @@ class Pack(Protocol):
         """Kernel launches by op that one optimised step of this session must make; ops that do not run are
         absent.
         """
+
+    def kernel_manifest(self, request: SessionRequest, requests: int, rows: int) -> KernelManifest:
+        """What a trace of one optimised step of this session must show."""
+
+    def layer_manifest(self, request: LayerRequest) -> KernelManifest:
+        """What a trace of one optimised pass over such layers must show."""
+
+    def rank_sums(self, parts: Sequence[Tensor]) -> Sequence[Tensor]:
+        """What each rank holds after the pack's reduction of one part a rank, all in this process."""
 
     def decline_reasons(self) -> tuple[str, ...]:
         """The closed list of reason codes that the dispatcher gives."""

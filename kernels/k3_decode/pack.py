@@ -153,8 +153,6 @@ class K3DecodePack:
         self, request: door.SessionRequest, observer: Callable[[door.Decision], None] | None
     ) -> door.Session:
         """A model on one arm, or the oracle."""
-        from dataclasses import asdict
-
         from k3_decode.session import ModelSession, OracleSession
 
         spec = _spec(request)
@@ -162,10 +160,10 @@ class K3DecodePack:
             return cast("door.Session", OracleSession(spec))
         listener: Callable[[Any], None] | None = None
         if observer is not None:
-            tell = observer
+            tell, names = observer, tuple(door.Decision.model_fields)
 
-            def listener(decision: Any) -> None:
-                tell(door.Decision.model_validate({**asdict(decision), "reason": str(decision.reason)}))
+            def listener(decision: Any) -> None:  # one a step: `asdict` would take three times as long
+                tell(door.Decision.model_validate({name: getattr(decision, name) for name in names}))
 
         return cast("door.Session", ModelSession(spec, listener))
 
@@ -174,6 +172,33 @@ class K3DecodePack:
         from k3_decode.session import launches_of_a_step
 
         return launches_of_a_step(_spec(request), requests * rows)
+
+    def kernel_manifest(self, request: door.SessionRequest, requests: int, rows: int) -> door.KernelManifest:
+        """Kernels of one optimised step, by kind of layer."""
+        from k3_decode.session import kernels_of_a_step
+
+        uses, layers = kernels_of_a_step(_spec(request), requests * rows)
+        return _manifest(uses, layers)
+
+    def layer_manifest(self, request: door.LayerRequest) -> door.KernelManifest:
+        """Kernels of one pass over the layers of a benchmark."""
+        import torch
+
+        from k3_decode.bound_layers import ASIDE_ROWS
+        from k3_decode.manifest import pass_manifest
+        from k3_decode.op_table import load_ops
+        from k3_decode.shapes import PRESETS
+
+        table = load_ops("cute", PRESETS[self.claimed_model].rank(request.tp), torch.device("meta"))
+        is_aside = request.batch in ASIDE_ROWS
+        uses = pass_manifest(table, "cute", request.batch, request.kind, is_aside=is_aside)
+        return _manifest(uses, {request.kind: request.layers})
+
+    def rank_sums(self, parts: Sequence[Any]) -> Sequence[Any]:
+        """The in-process reduction, each rank with its part."""
+        from k3_decode.collectives import reduce, run_ranks
+
+        return run_ranks([reduce(part, len(parts)) for part in parts])
 
     def decline_reasons(self) -> tuple[str, ...]:
         """The dispatcher's closed list."""
@@ -288,13 +313,27 @@ def _op_cell(cell: Cell, model: str) -> "OpCell":
 
 
 def _spec(request: door.SessionRequest) -> "SessionSpec":
-    from k3_decode.session import SessionSpec
+    from k3_decode.session import PREFILL_CHUNK, SessionSpec
 
     return SessionSpec(
         model=request.model, implementation=request.implementation, is_on=request.arm == "optimised",
         tp=request.tp, max_requests=request.max_requests, max_context=request.max_context,
         drafts=request.drafts, kv_dtype=request.kv_dtype, seed=request.seed, poisoned_op=request.poisoned_op,
-        poison_scale=request.poison_scale,
+        poison_scale=request.poison_scale, is_graph=request.is_graph, kept_prefixes=request.kept_prefixes,
+        prefill_chunk=request.prefill_chunk or PREFILL_CHUNK,
+        cache=Path(request.cache) if request.cache else None,
+    )  # fmt: skip
+
+
+def _manifest(uses: Sequence[Any], layers: Mapping[str, int]) -> door.KernelManifest:
+    from dataclasses import asdict
+
+    from k3_decode.manifest import AROUND, LAYER_MARKS, MARKS_PER_LAYER
+
+    return door.KernelManifest(
+        kernels=tuple(door.KernelUse.model_validate(asdict(use)) for use in uses),
+        layers=tuple(layers.items()), around=AROUND, layer_marks=LAYER_MARKS,
+        marks_per_layer=MARKS_PER_LAYER,
     )  # fmt: skip
 
 

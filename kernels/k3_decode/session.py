@@ -5,6 +5,7 @@ between sessions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +16,8 @@ from k3_decode.bound_layers import ASIDE_ROWS
 from k3_decode.decode import calls_of_a_step
 from k3_decode.dispatch import Decision, load_guard
 from k3_decode.engine import Engine, EngineOptions
+from k3_decode.kernel_objects import use_objects
+from k3_decode.manifest import Use, kinds_of_layers, meetings_of_a_step, uses_of
 from k3_decode.op_table import OpTable, load_ops, poisoned
 from k3_decode.oracle import Memory, Oracle
 from k3_decode.random_weights import random_checkpoint
@@ -22,7 +25,15 @@ from k3_decode.rank_weights import ModelWeights, TensorSource, shard
 from k3_decode.shapes import PRESETS, K3Shapes
 from k3_decode.weights import open_checkpoint
 
-__all__ = ["CANARY_FILE", "ModelSession", "OracleSession", "SessionSpec", "launches_of_a_step", "open_model"]
+__all__ = [
+    "CANARY_FILE",
+    "ModelSession",
+    "OracleSession",
+    "SessionSpec",
+    "kernels_of_a_step",
+    "launches_of_a_step",
+    "open_model",
+]
 
 CANARY_FILE = Path(__file__).with_name("canary") / "weights.safetensors"
 PREFILL_CHUNK = 1024
@@ -45,6 +56,10 @@ class SessionSpec:
     poisoned_op: str | None = None
     poison_scale: float = 1.05
     is_graph: bool = False
+    kept_prefixes: int = 0
+    prefill_chunk: int = PREFILL_CHUNK
+    cache: Path | None = None
+    """Where compiled kernels are kept."""
 
 
 def open_model(spec: SessionSpec) -> tuple[K3Shapes, TensorSource]:
@@ -70,6 +85,15 @@ def launches_of_a_step(spec: SessionSpec, rows: int) -> dict[str, int]:
     return {op: calls * table[op].launches_of(rows) * spec.tp for op, calls in calls_of.items()}
 
 
+def kernels_of_a_step(spec: SessionSpec, rows: int) -> tuple[tuple[Use, ...], dict[str, int]]:
+    """Kernels of one optimised step of `rows` rows, and how many layers of each kind all ranks run."""
+    shapes = PRESETS[spec.model]
+    uses = uses_of(shapes, _ops(spec, shapes), spec.implementation, rows, spec.tp)
+    layers = {kind: count * spec.tp for kind, count in kinds_of_layers(shapes).items()}
+    meetings = meetings_of_a_step(shapes) if spec.tp > 1 else 0
+    return uses, {**layers, "step": spec.tp, "meeting": meetings}
+
+
 class ModelSession:
     """One open model: an `Engine` over a preset's weights, by the names that the harness uses."""
 
@@ -84,10 +108,14 @@ class ModelSession:
             arch=_architecture(device),
             is_on=spec.is_on,
             is_graph=spec.is_graph,
-            prefill_chunk=PREFILL_CHUNK,
+            prefill_chunk=spec.prefill_chunk,
+            kept_prefixes=spec.kept_prefixes,
             poisoned_op=spec.poisoned_op,
             poison_scale=spec.poison_scale,
         )
+        self._objects = ExitStack()
+        if spec.implementation == "cute" and spec.cache is not None:
+            self._objects.enter_context(use_objects(spec.cache))
         weights = _rank_weights(spec.model, spec.tp, spec.seed, device)
         self._engine = Engine(weights, load_guard(), options, observer)
 
@@ -125,6 +153,10 @@ class ModelSession:
         """Kernel launches by op over all ranks since the session opened."""
         return self._engine.launches()
 
+    def expert_choices(self) -> tuple[int, list[list[int]]]:
+        """Experts of a layer in all, and of each row of the last step in its last MoE layer."""
+        return self._engine.expert_choices()
+
     def watched(self) -> dict[str, torch.Tensor]:
         """Weights, prepared weights, caches and step buffers by name, with the rank in front."""
         return self._engine.watched()
@@ -133,9 +165,15 @@ class ModelSession:
         """What the next step of `requests` may write."""
         return self._engine.writable(requests)
 
+    def prefix_counters(self) -> tuple[int, int, int]:
+        """Prompts that asked for a kept prefix, those that found one, and tokens that it spared."""
+        kept = self._engine.prefixes
+        return kept.queries, kept.hits, kept.reused_tokens
+
     def close(self) -> None:
-        """Forgets every request and gives the thread count back."""
+        """Forgets every request, lets the kept kernels go and gives the thread count back."""
         self._engine.close()
+        self._objects.close()
 
 
 class OracleSession:
@@ -190,6 +228,10 @@ class OracleSession:
         """None: no optimised op runs."""
         return {}
 
+    def expert_choices(self) -> tuple[int, list[list[int]]]:
+        """None: nobody asks how the oracle's experts were spread."""
+        return 0, []
+
     def watched(self) -> Mapping[str, torch.Tensor]:
         """Nothing."""
         return {}
@@ -197,6 +239,10 @@ class OracleSession:
     def writable(self, requests: Sequence[int]) -> Mapping[str, torch.Tensor]:
         """Nothing."""
         return {}
+
+    def prefix_counters(self) -> tuple[int, int, int]:
+        """None: the oracle keeps no prefixes."""
+        return 0, 0, 0
 
     def close(self) -> None:
         """Forgets every request."""
