@@ -6,6 +6,7 @@ is other code.
 """
 
 import hashlib
+import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -21,6 +22,7 @@ __all__ = [
     "harness_digest",
     "installed_packs",
     "load_pack",
+    "loaded_digest",
     "pack_digest",
     "source_digest",
 ]
@@ -86,6 +88,23 @@ def files_digest(files: Mapping[str, Callable[[], bytes]]) -> str:
 def pack_digest(pack: Pack) -> str:
     """`source_digest` of a pack's folder."""
     return source_digest(pack.root)
+
+
+def loaded_digest(pack: Pack) -> str:
+    """Digest of the pack's sources, and of which compiled code objects its loaded modules hold: two builds
+    differ in it, and so do two arms of which one was patched.
+    """
+    total = hashlib.sha256(pack_digest(pack).encode())
+    root = str(pack.root.resolve())
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file is not None and str(Path(file).resolve()).startswith(root):
+            total.update(name.encode() + b"\0")
+            for key, value in sorted(vars(module).items()):
+                code = getattr(value, "__code__", None)
+                if code is not None:
+                    total.update(key.encode() + b"\0" + code.co_code)
+    return total.hexdigest()
 
 
 def harness_digest() -> str:

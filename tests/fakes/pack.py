@@ -4,6 +4,8 @@
 same in another order of operations. `Faults` plants one fault at a time.
 """
 
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,8 @@ from harness.domain.pack import (
     Decision,
     EvalItem,
     EvalTask,
+    KernelManifest,
+    KernelUse,
     KernelVariant,
     LayerRequest,
     LayerSlice,
@@ -26,7 +30,17 @@ from harness.domain.pack import (
     SessionRequest,
 )
 
-VOCAB, WIDTH, SLOTS = 32, 8, 80
+VOCAB, WIDTH, SLOTS, PAGE = 32, 8, 80, 64
+AROUND = (
+    "aten::cos",
+    "aten::mul",
+    "aten::mul_",
+    "aten::add",
+    "aten::log_softmax",
+    "aten::stack",
+    "aten::index*",
+)
+"""What the fake's step does around its two ops."""
 STOP = 1
 
 
@@ -55,6 +69,30 @@ class Faults:
     """Switching to stock forgets the last optimised step."""
     spin: int = 0
     """Extra work of an optimised step."""
+    extra_kernel: bool = False
+    """An optimised step runs a product that its manifest does not declare."""
+    counts_without_running: bool = False
+    """The counters and the ledger say that the path ran; stock did."""
+    loses_kept_row: bool = False
+    """A verify step keeps a row fewer than it was told."""
+    forgets_prefix_state: bool = False
+    """A prefix hit starts from an empty state."""
+    never_hits: bool = False
+    """The prefix cache is asked and never hits."""
+    dirty_slot: bool = False
+    """A new request starts from what its slot's former owner left."""
+    takes_uneven: bool = False
+    """Requests with unlike numbers of rows take the fast path."""
+    collective: str = ""
+    """How the optimised arm's ranks meet, where it is another way than stock's."""
+    takes_hook: bool = False
+    """An optimised step replaces the interpreter's call hook."""
+    leaves_variable: bool = False
+    """An optimised step sets an environment variable."""
+    leaves_state: bool = False
+    """What the path wrote stays in the slots after the switch is turned off."""
+    rounds_every_rank: bool = False
+    """A sum over ranks is rounded to bf16 after each."""
 
 
 class FakeSession:
@@ -71,6 +109,9 @@ class FakeSession:
         self._arm: Arm = request.arm
         self._next, self._step = 1, 0
         self._lengths: dict[int, int] = {}
+        self._free: list[int] = []
+        self._prefixes: dict[tuple[int, ...], torch.Tensor] = {}
+        self._counters = [0, 0, 0]
         self._launches = {"mix": 0, "head": 0}
 
     @property
@@ -78,16 +119,45 @@ class FakeSession:
         return VOCAB
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[list[int], torch.Tensor]:
-        ids = list(range(self._next, self._next + len(prompts)))
-        self._next += len(prompts)
+        ids = [self._slot() for _ in prompts]
         self._decide("prefill", ids, max(map(len, prompts)), len(prompts) * len(prompts[0]), None)
         for slot, prompt in zip(ids, prompts, strict=True):
-            self.state[slot] = 0
-            self._lengths[slot] = 0
-            for token in prompt:
-                self.state[slot] = 0.9 * self.state[slot] + self.embedding[token]
+            done = self._resume(slot, tuple(prompt))
+            for place in range(done, len(prompt)):
+                self.state[slot] = 0.9 * self.state[slot] + self.embedding[prompt[place]]
+                if self._request.kept_prefixes and (place + 1) % PAGE == 0:
+                    self._prefixes[tuple(prompt[: place + 1])] = self.state[slot].clone()
             self._lengths[slot] = len(prompt)
         return ids, self._stock_head(ids)
+
+    def _slot(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self._next += 1
+        return self._next - 1
+
+    def _resume(self, slot: int, prompt: tuple[int, ...]) -> int:
+        """Clears a slot, or puts a kept prefix into it; tokens that need not be computed."""
+        if not self._faults.dirty_slot:
+            self.state[slot] = 0
+        if not self._request.kept_prefixes:
+            return 0
+        self._counters[0] += 1
+        kept = [key for key in self._prefixes if len(key) < len(prompt) and prompt[: len(key)] == key]
+        if not kept or self._faults.never_hits:
+            return 0
+        self._counters[1] += 1
+        self._counters[2] += len(kept[0])
+        if not self._faults.forgets_prefix_state:
+            self.state[slot] = self._prefixes[kept[0]]
+        return len(kept[0])
+
+    def prefix_counters(self) -> tuple[int, int, int]:
+        asked, hits, reused = self._counters
+        return asked, hits, reused
+
+    def expert_choices(self) -> tuple[int, list[list[int]]]:
+        return 0, []
 
     def decode(self, requests: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
         return self._rows("decode", requests, [[t] for t in tokens])
@@ -95,11 +165,18 @@ class FakeSession:
     def verify(
         self, requests: Sequence[int], rows: Sequence[Sequence[int]], accepted: Sequence[int]
     ) -> torch.Tensor:
-        return self._rows("verify", requests, rows)
+        before = {slot: self.state[slot].clone() for slot in requests}
+        out = self._rows("verify", requests, rows)
+        for slot, drafted, kept in zip(requests, rows, accepted, strict=True):
+            self.state[slot] = before[slot]
+            for token in drafted[: max(1, kept - self._faults.loses_kept_row)]:
+                self.state[slot] = 0.9 * self.state[slot] + self.embedding[token]
+        return out
 
     def finish(self, requests: Sequence[int]) -> None:
         for slot in requests:
             self._lengths.pop(slot, None)
+            self._free.append(slot)
 
     def launches(self) -> Mapping[str, int]:
         return dict(self._launches)
@@ -121,8 +198,9 @@ class FakeSession:
         self._lengths.clear()
 
     def _rows(self, phase: str, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> torch.Tensor:
-        count = len(rows[0])
-        inside = len(requests) <= 64 and len(requests) * count <= self._limit
+        count = max(map(len, rows))
+        is_even = len({len(row) for row in rows}) == 1 or self._faults.takes_uneven
+        inside = is_even and len(requests) <= 64 and len(requests) * count <= self._limit
         taken = self._arm == "optimised" and (inside or self._faults.takes_everything)
         late = self._faults.fallback_from_step
         really = taken and (late is None or self._step < late)
@@ -131,15 +209,20 @@ class FakeSession:
             "taken" if said else "switch_off" if self._arm == "stock" else "rows" if not inside else "silent"
         )
         self._decide(phase, requests, count, len(requests) * count, said, reason)
-        out = []
+        if self._faults.counts_without_running:
+            really = False
+        out: list[list[torch.Tensor]] = [[] for _ in rows]
         for position in range(count):
-            tokens = [row[position] for row in rows]
-            out.append(self._optimised(requests, tokens) if really else self._stock(requests, tokens))
-        if really:
+            here = [i for i, row in enumerate(rows) if position < len(row)]
+            slots, tokens = [requests[i] for i in here], [rows[i][position] for i in here]
+            found = self._optimised(slots, tokens) if really else self._stock(slots, tokens)
+            for i, row in zip(here, found, strict=True):
+                out[i].append(row)
+        if really or (taken and self._faults.counts_without_running):
             self._launches["mix"] += count
             self._launches["head"] += count
         self._step += 1
-        return torch.stack(out, dim=1).reshape(-1, VOCAB)
+        return torch.stack([row for part in out for row in part])
 
     def _stock(self, requests: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
         for slot, token in zip(requests, tokens, strict=True):
@@ -154,7 +237,13 @@ class FakeSession:
 
     def _optimised(self, requests: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
         slots = list(requests)
-        self.state[slots] = torch.add(self.embedding[list(tokens)], self.state[slots], alpha=0.9)
+        _mix(self.state, slots, self.embedding, tokens)
+        if self._faults.extra_kernel:
+            torch.mm(self.weight, self.weight.T)
+        if self._faults.takes_hook:
+            sys.setprofile(None)
+        if self._faults.leaves_variable:
+            os.environ["FAKE_PACK_WAS_HERE"] = "1"
         if self._poisoned("mix"):
             self.state[slots] *= self._request.poison_scale
         for slot in slots:
@@ -165,7 +254,7 @@ class FakeSession:
             torch.set_float32_matmul_precision("medium")
         for _ in range(self._faults.spin):
             torch.linalg.inv(self.weight @ self.weight.T)
-        logits = torch.einsum("bw,wv->bv", self.state[slots].float(), self.weight.float())
+        logits = _head(self.state, slots, self.weight)
         error = self._faults.error + self._faults.growing_error * self._lengths[slots[0]]
         wave = torch.cos(torch.arange(VOCAB, dtype=torch.float32))
         logits = logits * (1 + error * wave)
@@ -195,8 +284,19 @@ class FakeSession:
                 batch_bucket=64, is_graph=False, tp=1, dcp=1,
                 drafts=self._request.drafts, context_min=1, context_max=1,
                 path="optimised" if taken else "stock", reason=reason, layer_paths="o" if taken else "s",
+                collective=(self._faults.collective if taken else "") or "none",
             )
         )  # fmt: skip
+
+
+def _mix(state: torch.Tensor, slots: Sequence[int], embedding: torch.Tensor, tokens: Sequence[int]) -> None:
+    """The fused op `mix`."""
+    state[slots] = torch.add(embedding[list(tokens)], state[slots], alpha=0.9)
+
+
+def _head(state: torch.Tensor, slots: Sequence[int], weight: torch.Tensor) -> torch.Tensor:
+    """The fused op `head`."""
+    return torch.einsum("bw,wv->bv", state[slots].float(), weight.float())
 
 
 class FakePack:
@@ -265,6 +365,26 @@ class FakePack:
 
     def launch_manifest(self, request: SessionRequest, requests: int, rows: int) -> Mapping[str, int]:
         return {"mix": rows, "head": rows}
+
+    def kernel_manifest(self, request: SessionRequest, requests: int, rows: int) -> KernelManifest:
+        return KernelManifest(
+            kernels=tuple(
+                KernelUse(op=op, patterns=(f"pack.py:_{op}",), layer="layer", count=rows)
+                for op in ("mix", "head")
+            ),
+            layers=(("layer", 1), ("step", 1)), around=AROUND, layer_marks=("pack.py:_mix",),
+        )  # fmt: skip
+
+    def layer_manifest(self, request: LayerRequest) -> KernelManifest:
+        raise ValueError("the fake pack has no layers")
+
+    def rank_sums(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        total = parts[0].float()
+        for part in parts[1:]:
+            total = total + part.float()
+            if self.faults.rounds_every_rank:
+                total = total.bfloat16().float()
+        return [total.bfloat16() for _ in parts]
 
     def decline_reasons(self) -> tuple[str, ...]:
         return ("prefill", "switch_off", "rows", "silent")

@@ -1,136 +1,236 @@
-"""Which coverage checks a claim calls for: every batch bucket, phase and op, and what must decline."""
+"""Which coverage checks a claim calls for: every batch bucket, phase, context band, rank count, feature and
+op, and what must decline.
+
+A policy's proof may name `subjects`: the groups of checks that it requires, such as `path` or `feature`;
+without them all that the claim derives are required. Its threshold `context_bands` says how long contexts
+must be.
+"""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from harness.domain.cell import Cell
 from harness.domain.check import Check, StageName, Threshold
 from harness.domain.claim import Envelope
 from harness.domain.machine import Tier
-from harness.domain.record import Scalar
+from harness.domain.record import Scalar, Setting
 from harness.domain.stage import PlanRequest
 
 __all__ = ["path_cells", "plan"]
 
 SHORT_CONTEXT = 24
 """Tokens before the first covered step: enough for conv windows, two MLA chunks and no more."""
+LONG_RUN_STEPS = 112
+"""A dispatcher that gives up after the first hundred steps must be seen doing so."""
 COST_PER_ROW_S = 0.02
 """Measured on 2 cores with the nano model: one row of one step, all arms of a check."""
-CLEAN_KL_MARGIN = 4.0
-"""A poisoned op counts as noticed when the median KL is this many times the clean arms' median. Between seeds
-the nano model's clean median moves by less than 2."""
+DEFAULTS: dict[str, Setting] = {
+    "clean_kl_margin": 4.0,
+    "max_ledger_share": 0.01,
+    "min_tokens": 1,
+    "resumed_kl": 1e-6,
+    "context_bands": "24",
+}
+"""Where the policy names none. `clean_kl_margin`: a poisoned op counts as noticed when the median KL is this
+many times the clean arms' median; between seeds the nano model's clean median moves by less than 2.
+`min_tokens`: what the optimised path must generate for a cell not to be empty. `resumed_kl`: a prefix hit and
+a used slot repeat the same sums in the same order."""
 POISON_SCALE = 2.0
 """Factor on every other output value of a poisoned op."""
+TRANSITIONS = ("optimised_stock_optimised", "batch_grows", "prefill_joins", "draft_rejected")
+FEATURES = {"temperature_sampling": "temperature_sampling", "structured_output": "structured_output"}
+"""Claimed features that a check of its own shows, beside prefix hits, verify steps and long contexts."""
+LAYER_CELLS = ((8, 1, 1024), (8, 8, 1024), (16, 1, 1024))
+"""(tp, batch, context) of the full-width layers that are traced on a GPU."""
+TRACED_LAYERS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """One check to be: its kind and name, where it looks and what a PASS says."""
+
+    kind: str
+    name: str
+    cell: Cell
+    proves: str
+    op: str | None = None
+    more: tuple[tuple[str, Scalar], ...] = ()
+    steps: int | None = None
+    tier: Tier | None = None
 
 
 def plan(request: PlanRequest) -> tuple[Check, ...]:
-    """Path checks over bucket edges and phases, declines, poisons, transitions and run-time isolation."""
-    return tuple(_all_checks(request))
+    """Path checks over bucket edges and phases, declines, poisons, transitions, features and isolation."""
+    return tuple(_check(request, wanted) for wanted in _all_wanted(request))
 
 
-def path_cells(envelope: Envelope, arch: str) -> tuple[Cell, ...]:
-    """Bucket edges in decode, and verify at fewest and most drafts where the joint limit admits a batch."""
-    decode = [
-        Cell.model_validate({"arch": arch, "batch": edge, "context": SHORT_CONTEXT})
-        for edge in sorted({envelope.batch.min, *envelope.batch_buckets})
-    ]
-    verify = []
+def path_cells(
+    envelope: Envelope, arch: str, contexts: tuple[int, ...] = (SHORT_CONTEXT,)
+) -> tuple[Cell, ...]:
+    """Bucket edges in decode, the smallest batch in longer contexts and on two ranks, and verify at fewest
+    and most drafts where the joint limit admits a batch.
+    """
+    short = {"arch": arch, "context": SHORT_CONTEXT}
+    cells = [{**short, "batch": edge} for edge in sorted({envelope.batch.min, *envelope.batch_buckets})]
+    longer = [context for context in contexts if context > SHORT_CONTEXT]
+    cells += [{**short, "batch": envelope.batch.min, "context": context} for context in longer]
+    if arch == "cpu" and 2 in envelope.tp:
+        cells.append({**short, "batch": 2, "tp": 2})
     for drafts in sorted({max(1, envelope.drafts.min), envelope.drafts.max}):
-        if drafts in envelope.drafts and "verify" in envelope.phases:
-            for batch in sorted({envelope.batch.min, envelope.max_rows_per_step // (drafts + 1)}):
-                cell = {
-                    "arch": arch,
-                    "batch": batch,
-                    "drafts": drafts,
-                    "phase": "verify",
-                    "context": SHORT_CONTEXT,
-                }
-                verify.append(Cell.model_validate(cell))
-    return tuple(cell for cell in decode + verify if envelope.admits(cell))
+        for batch in sorted({envelope.batch.min, envelope.max_rows_per_step // (drafts + 1)}):
+            cells.append({**short, "batch": batch, "drafts": drafts, "phase": "verify"})
+    return tuple(cell for fields in cells if envelope.admits(cell := Cell.model_validate(fields)))
 
 
-def _all_checks(request: PlanRequest) -> Iterator[Check]:
+def _all_wanted(request: PlanRequest) -> Iterator[_Wanted]:
     envelope, arch = request.claim.envelope, request.machine.arch
-    missing = None if envelope.level(arch) == "dispatched" else f"the claim does not dispatch on {arch}"
-    for cell in path_cells(envelope, arch):
-        yield _check(
-            request, "path", cell.label(), cell, missing,
-            "inside the envelope the optimised path runs in this cell, by ledger, counters and manifest "
-            "alike",
-        )  # fmt: skip
+    base = Cell.model_validate({"arch": arch, "batch": 2, "context": SHORT_CONTEXT})
+    yield from _path_wanted(request, base)
     for reason, cell in _decline_cells(envelope, arch):
-        yield _check(
-            request, "decline", reason, cell, missing,
+        yield _Wanted(
+            "decline", reason, cell,
             "outside the envelope the step is declined with a reason code and answers exactly as stock does",
         )  # fmt: skip
-    base = Cell.model_validate({"arch": arch, "batch": 2, "context": SHORT_CONTEXT})
+    has_verify = "verify" in envelope.phases and envelope.drafts.max >= 3
+    if has_verify:
+        yield _Wanted(
+            "uneven", "uneven_drafts", base.model_copy(update={"phase": "verify", "drafts": 3}),
+            "a step whose requests have unlike numbers of drafts is declined and answers as stock does",
+        )  # fmt: skip
     for op in request.pack.ops():
-        yield _check(
-            request, "poison", op.name, base, missing,
+        yield _Wanted(
+            "poison", op.name, base,
             "making this op visibly wrong changes the drift eval, so the eval covers it", op=op.name,
         )  # fmt: skip
-    yield _check(
-        request, "transition", "optimised_stock_optimised", base, missing,
-        "switching between the paths inside a request gives what never switching gives",
-    )  # fmt: skip
-    yield _check(
-        request, "state", "declared_writes", base, missing,
+    for name in TRANSITIONS:
+        if name != "draft_rejected" or has_verify:
+            yield _Wanted(
+                "transition", name, base,
+                "switching between the paths inside a request gives what never switching gives",
+            )  # fmt: skip
+    yield from _request_wanted(request, base, has_verify=has_verify)
+    yield _Wanted(
+        "state", "declared_writes", base,
         "a decode step writes only the state that the claim declares, and leaves the process as it was",
     )  # fmt: skip
+    yield _Wanted(
+        "ledger", "cost", base, "keeping the ledger costs less than the allowed share of a decode step",
+        steps=24,
+    )  # fmt: skip
+    if arch != "cpu":
+        yield from _layer_wanted(request, arch)
+
+
+def _path_wanted(request: PlanRequest, base: Cell) -> Iterator[_Wanted]:
+    envelope, arch = request.claim.envelope, request.machine.arch
+    proves = (
+        "inside the envelope the optimised path runs in this cell, by ledger, counters and the kernels "
+        "of a trace alike"
+    )
+    bands = tuple(int(band) for band in str(_limits(request)["context_bands"]).split(","))
+    for cell in path_cells(envelope, arch, bands):
+        is_drawn = cell.rows == base.rows and cell.tp == 1
+        yield _Wanted("path", cell.label(), cell, proves, more=(("is_drawn", is_drawn),))
+    long_run = base.model_copy(update={"batch": envelope.batch.min})
+    yield _Wanted(
+        "path", "long_run", long_run, f"{proves}, in each of {LONG_RUN_STEPS} steps", steps=LONG_RUN_STEPS
+    )
+    for ranks in envelope.tp if arch == "cpu" else ():
+        if ranks > 1:
+            yield _Wanted(
+                "collective", f"sum.tp{ranks}", base,
+                "a sum over ranks holds each rank's part once, is rounded once, and is alike on all ranks",
+                more=(("ranks", ranks),),
+            )  # fmt: skip
+
+
+def _request_wanted(request: PlanRequest, base: Cell, *, has_verify: bool) -> Iterator[_Wanted]:
+    features = request.claim.features
+    if has_verify:
+        yield _Wanted(
+            "verify", "kept_rows", base.model_copy(update={"phase": "verify", "drafts": 3}),
+            "rows kept of a verify step are as near the oracle as decoding one by one",
+        )  # fmt: skip
+    if "prefix_caching" in features:
+        yield _Wanted(
+            "prefix", "hit", base, "a prompt that finds its prefix answers as it does cold, and did find it"
+        )
+    yield _Wanted("reuse", "slot", base, "a slot that another request left answers as a fresh one")
+    names = [name for name in features if name in FEATURES]
+    for name in [*names, "chunked_prefill"]:
+        yield _Wanted(
+            "feature", name, base,
+            "the feature's tokens come from the optimised path, and stock agrees along them",
+        )  # fmt: skip
+
+
+def _layer_wanted(request: PlanRequest, arch: str) -> Iterator[_Wanted]:
+    for tp, batch, context in LAYER_CELLS:
+        cell = Cell.model_validate({"arch": arch, "tp": tp, "batch": batch, "context": context})
+        if not request.claim.envelope.admits(cell):
+            continue
+        for kind in request.pack.layer_kinds():
+            yield _Wanted(
+                "layer", f"{kind}.tp{tp}.b{batch}", cell,
+                "inside a graph replay of full-width layers the declared kernels ran and no others",
+                more=(
+                    ("layer_kind", kind), ("layout", "whole"), ("layers", TRACED_LAYERS), ("is_drawn", True),
+                ),
+            )  # fmt: skip
 
 
 def _decline_cells(envelope: Envelope, arch: str) -> Iterator[tuple[str, Cell]]:
     """Cells just outside the envelope, named by the side that they leave it on."""
-    over_batch = {"arch": arch, "batch": envelope.batch.max + 1, "context": SHORT_CONTEXT}
-    yield "batch_above_max", Cell.model_validate(over_batch)
+    short = {"arch": arch, "context": SHORT_CONTEXT}
+    yield "batch_above_max", Cell.model_validate({**short, "batch": envelope.batch.max + 1})
     drafts = envelope.drafts.max
     batch = envelope.max_rows_per_step // (drafts + 1) + 1
     if drafts > 0 and batch in envelope.batch and "verify" in envelope.phases:
-        over_rows = {
-            "arch": arch,
-            "batch": batch,
-            "drafts": drafts,
-            "phase": "verify",
-            "context": SHORT_CONTEXT,
-        }
+        over_rows = {**short, "batch": batch, "drafts": drafts, "phase": "verify"}
         yield "rows_above_max", Cell.model_validate(over_rows)
-    yield (
-        "prefill",
-        Cell.model_validate({"arch": arch, "batch": 2, "phase": "prefill", "context": SHORT_CONTEXT}),
-    )
+    yield "prefill", Cell.model_validate({**short, "batch": 2, "phase": "prefill"})
 
 
-def _check(
-    request: PlanRequest,
-    kind: str,
-    name: str,
-    cell: Cell,
-    unavailable: str | None,
-    proves: str,
-    op: str | None = None,
-) -> Check:
-    parameters: tuple[tuple[str, Scalar], ...] = (
-        ("kind", kind), ("model", request.pack.smoke_model), ("seed", request.seed),
-        ("steps", 6 if cell.batch <= 16 else 3),
-        ("poison_scale", POISON_SCALE),
-        ("implementation", "cpu" if cell.arch == "cpu" else "cute"),
-    )  # fmt: skip
+def _limits(request: PlanRequest) -> dict[str, Setting]:
     proof = request.policy.proof(StageName.COVERAGE)
     overrides = dict(proof.thresholds) if proof is not None else {}
-    limits = {
-        "min_path_share": request.policy.min_path_share,
-        "clean_kl_margin": CLEAN_KL_MARGIN,
-        **overrides,
-    }
+    return {**DEFAULTS, "min_path_share": request.policy.min_path_share, **overrides}
+
+
+def _check(request: PlanRequest, wanted: _Wanted) -> Check:
+    cell, kind = wanted.cell, wanted.kind
+    proof = request.policy.proof(StageName.COVERAGE)
+    subjects = proof.subjects if proof is not None else ()
+    steps = wanted.steps or _steps_of(wanted)
+    missing = None
+    if request.claim.envelope.level(cell.arch) != "dispatched":
+        missing = f"the claim does not dispatch on {cell.arch}"
+    parameters: tuple[tuple[str, Scalar], ...] = (
+        ("kind", kind), ("model", request.pack.smoke_model), ("seed", request.seed), ("steps", steps),
+        ("poison_scale", POISON_SCALE),
+        ("implementation", "cpu" if cell.arch == "cpu" else "cute"),
+        ("is_traced", kind == "path"),
+        *(wanted.more or (("is_drawn", False),)),
+    )  # fmt: skip
+    limits = _limits(request)
     return Check(
-        id=f"coverage/{kind}/{name}",
+        id=f"coverage/{kind}/{wanted.name}",
         stage=StageName.COVERAGE,
-        proves=proves,
+        proves=wanted.proves,
         cell=cell,
-        op=op,
-        subject=name,
+        op=wanted.op,
+        subject=wanted.name,
         thresholds=tuple(Threshold(name=key, value=value) for key, value in sorted(limits.items())),
         parameters=parameters,
         tier=Tier.SMOKE if cell.arch == "cpu" else Tier.RANK,
-        cost_s=0.3 + COST_PER_ROW_S * cell.rows * 2,
-        unavailable=unavailable,
+        is_required=not subjects or kind in subjects,
+        cost_s=0.3 + COST_PER_ROW_S * cell.rows * steps / 3 + cell.context * 0.001,
+        unavailable=missing,
     )
+
+
+def _steps_of(wanted: _Wanted) -> int:
+    """Few where only the decision counts, or where a batch is large."""
+    if wanted.kind == "decline":
+        return 2
+    return 6 if wanted.cell.batch <= 16 else 3

@@ -1,23 +1,39 @@
-"""Run both arms of a coverage check and keep what each witness says.
+"""Run the arms of a coverage check and keep what each witness says of them. Nothing is judged here.
 
-Tables: `steps` (the ledger by arm), `launches` (counted and expected by arm and op), `divergence` (KL by
-position and pair of arms), `writes` (undeclared changes by arm). Nothing is judged here.
+`probe` opens sessions and keeps ledgers, counters and traces; this module says which arms each kind of check
+needs. Kinds about a request's life are in `requests`, run-time isolation in `isolation`.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import closing
 
 from harness.domain.cell import Cell
 from harness.domain.check import Check, Outcome, Samples, SampleTable
-from harness.domain.pack import Arm, Decision, SessionRequest
-from harness.domain.record import Scalar
+from harness.domain.pack import Arm, LayerRequest
 from harness.domain.stage import StageContext
 from harness.stages.coverage.judging import judge
+from harness.stages.coverage.probe import (
+    DRAWN_LAYER,
+    Probe,
+    Row,
+    divergences,
+    kernel_rows,
+    span_rows,
+    trace_tables,
+)
+from harness.stages.coverage.requests import (
+    sample_feature,
+    sample_prefix,
+    sample_reuse,
+    sample_uneven,
+    sample_verify,
+)
+from harness.stages.coverage.state import sample_ledger, sample_state
+from harness.stages.coverage.transitions import sample_transition
 
 __all__ = ["run", "sample"]
 
-STEP_COLUMNS = ("arm", "step", "phase", "requests", "rows", "tokens", "bucket", "path", "reason", "layers")
-Row = tuple[Scalar, ...]
+CONTROL_STEPS = 6
+"""Of a long run's switched-off arm, which shows nothing more in its hundredth step."""
 
 
 def run(check: Check, context: StageContext) -> Outcome:
@@ -30,200 +46,106 @@ def sample(check: Check, context: StageContext) -> Samples:
     recorders = {
         "path": _sample_path,
         "decline": _sample_decline,
+        "uneven": sample_uneven,
         "poison": _sample_poison,
-        "transition": _sample_transition,
-        "state": _sample_state,
+        "transition": sample_transition,
+        "state": sample_state,
+        "ledger": sample_ledger,
+        "verify": sample_verify,
+        "prefix": sample_prefix,
+        "reuse": sample_reuse,
+        "feature": sample_feature,
+        "collective": _sample_collective,
+        "layer": _sample_layer,
     }
-    tables = recorders[str(check.parameter("kind"))](_Probe(check, context))
+    tables = recorders[str(check.parameter("kind"))](Probe(check, context))
     return Samples(check=check.id, tier=context.tier, tables=tables)
 
 
-class _Probe:
-    """One check's texts and sessions; owns nothing that outlives a call."""
-
-    def __init__(self, check: Check, context: StageContext) -> None:
-        if check.cell is None:
-            raise AssertionError(f"{check.id} was planned without a cell")
-        self.check, self.context, self.cell = check, context, check.cell
-        self.steps = int(check.parameter("steps") or 0)
-        self.rows = self.cell.drafts + 1
-        self.ledger_rows: list[Row] = []
-        self.launch_rows: list[Row] = []
-
-    def request(self, arm: Arm, poisoned: str | None = None) -> SessionRequest:
-        """The session that this cell asks for."""
-        cell = self.cell
-        return SessionRequest.model_validate(
-            {
-                "model": self.check.parameter("model"), "arm": arm, "poisoned_op": poisoned,
-                "poison_scale": self.check.parameter("poison_scale"), "tp": cell.tp,
-                "implementation": self.check.parameter("implementation"), "max_requests": cell.batch,
-                "max_context": cell.context + self.steps * self.rows + 8, "drafts": cell.drafts,
-                "kv_dtype": cell.kv_dtype, "seed": self.check.parameter("seed"),
-            }
-        )  # fmt: skip
-
-    def run_arm(
-        self, label: str, arm: Arm, poisoned: str | None = None, switch: Callable[[int], Arm] | None = None
-    ) -> list[Any]:
-        """Forced log-probabilities by request, with ledger and counters kept under `label`."""
-        from harness.engines.in_process import open_session
-        from harness.engines.ledger import Ledger
-
-        request = self.request(arm, poisoned)
-        log = self.context.ledger / f"{self.check.id.replace('/', '.')}.{label}.jsonl"
-        log.unlink(missing_ok=True)
-        with Ledger(log) as ledger, open_session(self.context.pack, request, ledger) as session:
-            prompts, texts = self.texts(session.vocab_size)
-            results = self.drive(session, prompts, texts, switch)
-            self._keep(label, request, ledger.decisions, session.launches())
-        return results
-
-    def texts(self, vocab: int) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]:
-        """One prompt for all requests, up to the cell's context, and a forced continuation for each."""
-        from harness.engines.in_process import random_texts
-
-        length = self.cell.context + self.steps * self.rows
-        texts = random_texts(vocab, self.cell.batch, length, int(self.check.parameter("seed") or 0))
-        return [texts[0][: self.cell.context]] * len(texts), [t[self.cell.context :] for t in texts]
-
-    def drive(
-        self,
-        session: Any,
-        prompts: Sequence[Sequence[int]],
-        texts: Sequence[Sequence[int]],
-        switch: Callable[[int], Arm] | None,
-    ) -> list[Any]:
-        """The cell's phase: prefill only, decode steps, or verify steps."""  # fmt: skip
-        from harness.engines.in_process import force, force_verify
-
-        if self.cell.phase == "prefill":
-            requests, logprobs = session.prefill(prompts)
-            session.finish(requests)
-            return [logprobs[i : i + 1].float() for i in range(len(prompts))]
-        if self.cell.phase == "verify":
-            return force_verify(session, prompts, texts, self.rows)
-        return force(session, prompts, texts, switch)
-
-    def _keep(self, label: str, request: SessionRequest, decisions: Sequence[Decision], counted: Any) -> None:
-        for d in decisions:
-            row = (
-                label,
-                d.step,
-                d.phase,
-                d.requests,
-                d.rows,
-                d.tokens,
-                d.batch_bucket,
-                d.path,
-                d.reason,
-                d.layer_paths,
-            )
-            self.ledger_rows.append(row)
-        expected: dict[str, int] = {}
-        for d in decisions:
-            if d.path == "optimised":
-                for op, count in self.context.pack.launch_manifest(request, d.requests, d.rows).items():
-                    expected[op] = expected.get(op, 0) + count
-        for op in sorted(set(expected) | set(counted)):
-            self.launch_rows.append((label, op, int(counted.get(op, 0)), expected.get(op, 0)))
-
-    def witness_tables(self) -> tuple[SampleTable, ...]:
-        """What ledger and counters said."""
-        return (
-            SampleTable(name="steps", columns=STEP_COLUMNS, rows=tuple(self.ledger_rows)),
-            SampleTable(
-                name="launches", columns=("arm", "op", "counted", "expected"), rows=tuple(self.launch_rows)
-            ),
-        )
+def _sample_path(probe: Probe) -> tuple[SampleTable, ...]:
+    """Both arms, each traced, with the digest of the build that ran it."""
+    is_traced = bool(probe.check.parameter("is_traced"))
+    builds: list[Row] = []
+    results = {}
+    arms: tuple[tuple[str, Arm], ...] = (("on", "optimised"), ("off", "stock"))
+    for label, arm in arms:
+        if label == "off":
+            probe.steps = min(probe.steps, CONTROL_STEPS)
+        results[label] = probe.run_arm(label, arm, is_traced=is_traced)
+        builds.append((label, _build_digest(probe.context)))
+    table = SampleTable(name="builds", columns=("arm", "digest"), rows=tuple(builds))
+    on = [row[: len(ref)] for ref, row in zip(results["off"], results["on"], strict=True)]
+    compared = divergences({"on": (results["off"], on)})
+    return (*probe.tables(), *probe.traces(), table, compared)
 
 
-def _sample_path(probe: _Probe) -> tuple[SampleTable, ...]:
+def _sample_decline(probe: Probe) -> tuple[SampleTable, ...]:
     on = probe.run_arm("on", "optimised")
     off = probe.run_arm("off", "stock")
-    return (*probe.witness_tables(), _divergences({"on": (off, on)}))
-
-
-def _sample_decline(probe: _Probe) -> tuple[SampleTable, ...]:
-    on = probe.run_arm("on", "optimised")
-    off = probe.run_arm("off", "stock")
-    inside = _Probe(
-        probe.check.model_copy(
-            update={"cell": Cell.model_validate({"arch": probe.cell.arch, "context": 24})}
-        ),
-        probe.context,
-    )
+    inside = Probe(probe.check, probe.context, Cell.model_validate({"arch": probe.cell.arch, "context": 24}))
     inside.run_arm("twin", "optimised")
-    tables = probe.witness_tables()
-    extra = inside.witness_tables()
-    merged = tuple(a.model_copy(update={"rows": a.rows + b.rows}) for a, b in zip(tables, extra, strict=True))
-    return (*merged, _divergences({"on": (off, on)}))
+    probe.ledger_rows += inside.ledger_rows
+    probe.launch_rows += inside.launch_rows
+    return (*probe.tables(), divergences({"on": (off, on)}))
 
 
-def _sample_poison(probe: _Probe) -> tuple[SampleTable, ...]:
+def _sample_poison(probe: Probe) -> tuple[SampleTable, ...]:
     stock = probe.run_arm("off", "stock")
     clean = probe.run_arm("on", "optimised")
     poisoned = probe.run_arm("poison", "optimised", poisoned=probe.check.op)
-    return (*probe.witness_tables(), _divergences({"clean": (stock, clean), "poison": (stock, poisoned)}))
+    return (*probe.tables(), divergences({"clean": (stock, clean), "poison": (stock, poisoned)}))
 
 
-def _sample_transition(probe: _Probe) -> tuple[SampleTable, ...]:
-    stock = probe.run_arm("off", "stock")
-    always = probe.run_arm("on", "optimised")
-    switching = probe.run_arm(
-        "switching", "stock", switch=lambda step: "optimised" if step % 4 < 2 else "stock"
+def _sample_collective(probe: Probe) -> tuple[SampleTable, ...]:
+    """Sums over ranks of parts whose exact sum is known, as each rank received them."""
+    from harness.measure.rank_sums import observe_sums
+
+    ranks = int(probe.check.parameter("ranks") or 0)
+    rows = observe_sums(probe.context.pack.rank_sums, ranks, int(probe.check.parameter("seed") or 0))
+    columns = ("arm", "case", "rank", "worst_ulp", "is_alike")
+    return (SampleTable(name="sums", columns=columns, rows=tuple(rows)),)
+
+
+def _sample_layer(probe: Probe) -> tuple[SampleTable, ...]:
+    """Both arms of a pass over full-width layers, traced inside graph replays."""
+    from harness.measure.kernel_trace import tracer_for
+
+    check, pack, cell = probe.check, probe.context.pack, probe.cell
+    request = LayerRequest(
+        kind=str(check.parameter("layer_kind")), layout=str(check.parameter("layout")), tp=cell.tp,
+        batch=cell.batch, context=cell.context, layers=int(check.parameter("layers") or 0),
+        seed=int(check.parameter("seed") or 0), cache=str(probe.context.cache),
+    )  # fmt: skip
+    manifest = pack.layer_manifest(request)
+    kernels: list[Row] = []
+    traces: list[Row] = []
+    spans: list[Row] = []
+    with closing(pack.open_layers(request)) as layers:
+        for label, arm in (("on", "optimised"), ("off", layers.stock_arms[0])):
+            replay = layers.replay(arm)
+            layers.reset(arm)
+            replay()
+            tracer = tracer_for(cell.arch, pack.root, (), ())
+            for step in range(2):
+                layers.reset(arm)
+                with tracer.step(step):
+                    replay()
+            trace = tracer.result()
+            for step in range(2):
+                events = [event for event in trace.events if event.step == step]
+                kernels += kernel_rows(label, step, events, manifest, {}, is_listed=True)
+            traces.append((label, *trace.sentinel, trace.blind, sum(trace.graph_launches.values()), 2))
+            spans += span_rows(label, trace.events, manifest, DRAWN_LAYER)
+        counts = layers.counts("optimised")
+    path = "optimised" if counts.is_optimised else "stock"
+    steps = SampleTable(
+        name="layer_steps", columns=("arm", "path", "tokens"), rows=(("on", path, cell.batch),)
     )
-    first_op = probe.context.pack.ops()[0].name
-    planted = probe.run_arm(
-        "planted", "stock", poisoned=first_op, switch=lambda step: "optimised" if step % 4 < 2 else "stock"
-    )
-    pairs = {"always": (stock, always), "switching": (stock, switching), "planted": (stock, planted)}
-    return (*probe.witness_tables(), _divergences(pairs))
+    return (*trace_tables(kernels, traces, spans), steps)
 
 
-def _sample_state(probe: _Probe) -> tuple[SampleTable, ...]:
-    """Checksums of everything watched around each step, and of the process around the whole run."""
-    from harness.engines.in_process import open_session, planted_write, watched_digests
-    from harness.measure.process_state import changed_names, snapshot
+def _build_digest(context: StageContext) -> str:
+    """Of the pack's modules as they are loaded in this process, and of their files as they lie on disk."""
+    from harness.engines.packs import loaded_digest
 
-    rows: list[Row] = []
-    before = snapshot()
-    with open_session(probe.context.pack, probe.request("optimised"), None) as session:
-        prompts, texts = probe.texts(session.vocab_size)
-        requests, _ = session.prefill(prompts)
-        for step in range(probe.steps):
-            may_write = session.writable(requests)
-            sums = watched_digests(session, may_write)
-            session.decode(requests, [text[step] for text in texts])
-            after_step = watched_digests(session, may_write)
-            rows += [("on", step, name) for name in _differing(sums, after_step)]
-            rows.append(
-                ("watched", step, f"{len(sums)} tensors, {sum(n for _, n in sums.values())} elements")
-            )
-        may_write = session.writable(requests)
-        sums = watched_digests(session, may_write)
-        with planted_write(session, may_write) as where:
-            seen = _differing(sums, watched_digests(session, may_write))
-        rows += [("planted", probe.steps, name) for name in seen]
-        rows.append(("planted_where", probe.steps, where))
-        session.finish(requests)
-    rows += [("process", probe.steps, name) for name in changed_names(before, snapshot())]
-    return (SampleTable(name="writes", columns=("arm", "step", "what"), rows=tuple(rows)),)
-
-
-def _differing(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> list[str]:
-    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-
-
-def _divergences(pairs: dict[str, tuple[list[Any], list[Any]]]) -> SampleTable:
-    """KL, gap and top-1 agreement by pair, request and position."""
-    from harness.engines.in_process import divergence
-
-    rows: list[Row] = []
-    for pair, (reference, other) in pairs.items():
-        for request, (ref, arm) in enumerate(zip(reference, other, strict=True)):
-            found = divergence(ref, arm)
-            for position, values in enumerate(zip(found.kl, found.max_gap, found.is_top1_equal, strict=True)):
-                rows.append((pair, request, position, *values))
-    columns = ("pair", "request", "position", "kl", "max_gap", "is_top1_equal")
-    return SampleTable(name="divergence", columns=columns, rows=tuple(rows))
+    return loaded_digest(context.pack)

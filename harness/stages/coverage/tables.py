@@ -1,12 +1,12 @@
-"""The tables of a coverage check."""
+"""The tables of a coverage check, by kind."""
 
 from collections.abc import Mapping
 
 from harness.domain.table_shape import COUNT, FLAG, NUMBER, TEXT, TableShape, choice, optional
 
-__all__ = ["STATE_SHAPES", "WITNESS_SHAPES"]
+__all__ = ["SHAPES", "shapes_of"]
 
-WITNESS_SHAPES: Mapping[str, TableShape] = {
+SHAPES: Mapping[str, TableShape] = {
     "steps": TableShape(
         {
             "arm": TEXT,
@@ -19,6 +19,8 @@ WITNESS_SHAPES: Mapping[str, TableShape] = {
             "path": choice("stock", "optimised"),
             "reason": TEXT,
             "layers": TEXT,
+            "is_graph": FLAG,
+            "collective": TEXT,
         },
         key=("arm", "step", "phase"),
     ),
@@ -34,8 +36,73 @@ WITNESS_SHAPES: Mapping[str, TableShape] = {
         },
         key=("pair", "request", "position"),
     ),
+    "kernels": TableShape(
+        {
+            "arm": TEXT,
+            "step": COUNT,
+            "op": TEXT,
+            "name": TEXT,
+            "place": choice("graph", "eager", "none"),
+            "seen": COUNT,
+            "declared": COUNT,
+            "counted": optional(COUNT),
+        },
+        key=("arm", "step", "op", "name", "place"),
+    ),
+    "traces": TableShape(
+        {
+            "arm": TEXT,
+            "sentinel_seen": COUNT,
+            "sentinel_planted": COUNT,
+            "blind": TEXT,
+            "graph_launches": COUNT,
+            "steps": COUNT,
+        },
+        key=("arm",),
+    ),
+    "spans": TableShape(
+        {
+            "arm": TEXT,
+            "number": COUNT,
+            "name": TEXT,
+            "op": TEXT,
+            "stream": COUNT,
+            "start_us": NUMBER,
+            "duration_us": NUMBER,
+        },
+        key=("arm", "number"),
+    ),
+    "builds": TableShape({"arm": TEXT, "digest": TEXT}, key=("arm",)),
+    "layer_steps": TableShape(
+        {"arm": TEXT, "path": choice("stock", "optimised"), "tokens": COUNT}, key=("arm",)
+    ),
+    "writes": TableShape({"arm": TEXT, "step": COUNT, "what": TEXT}, key=("arm", "step", "what")),
+    "after_off": TableShape({"arm": TEXT, "launches": COUNT}, key=("arm",)),
+    "prefixes": TableShape({"arm": TEXT, "queries": COUNT, "hits": COUNT, "reused": COUNT}, key=("arm",)),
+    "choices": TableShape(
+        {"request": COUNT, "step": COUNT, "token": COUNT, "is_allowed": FLAG}, key=("request", "step")
+    ),
+    "costs": TableShape(
+        {"what": choice("step", "ledger", "planted"), "repetition": COUNT, "us": NUMBER},
+        key=("what", "repetition"),
+    ),
+    "sums": TableShape(
+        {"arm": TEXT, "case": TEXT, "rank": COUNT, "worst_ulp": NUMBER, "is_alike": FLAG},
+        key=("arm", "case", "rank"),
+    ),
 }
-"""Of every kind but `state`."""
-STATE_SHAPES: Mapping[str, TableShape] = {
-    "writes": TableShape({"arm": TEXT, "step": COUNT, "what": TEXT}, key=("arm", "step", "what"))
+_WITNESSES = ("steps", "launches", "divergence")
+_TABLES: Mapping[str, tuple[str, ...]] = {
+    "path": (*_WITNESSES, "kernels", "traces", "spans", "builds"),
+    "prefix": (*_WITNESSES, "prefixes"),
+    "feature": (*_WITNESSES, "choices"),
+    "state": ("writes", "after_off", "divergence"),
+    "ledger": ("costs",),
+    "collective": ("sums",),
+    "layer": ("kernels", "traces", "spans", "layer_steps"),
 }
+
+
+def shapes_of(kind: str) -> Mapping[str, TableShape]:
+    """The tables that a check of a kind may have."""
+    return {name: SHAPES[name] for name in _TABLES.get(kind, _WITNESSES)}

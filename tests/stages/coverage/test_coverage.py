@@ -2,6 +2,7 @@
 may.
 """
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from harness.domain.check import StageName, Status
 from harness.stages.coverage import judge, plan, sample
 from harness.stages.coverage.planning import path_cells
-from harness.stages.coverage.tables import STATE_SHAPES, WITNESS_SHAPES
+from harness.stages.coverage.tables import shapes_of
 from tests.fakes.pack import FakePack, Faults
 from tests.fakes.requests import outcome_of, plan_request, planned, stage_context
 from tests.stages.spoiled_tables import spoiled
@@ -60,6 +61,39 @@ def test_a_silent_fallback_after_some_steps_is_no_evidence_and_names_its_reason(
     assert "silent" in outcome.summary
 
 
+def test_a_fallback_after_the_first_hundred_steps_is_no_evidence(tmp_path: Path) -> None:
+    outcome = outcome_of(COVERAGE, "path/long_run", Faults(fallback_from_step=100), tmp_path)
+    assert outcome.status is Status.NO_EVIDENCE
+    assert "89.3% of 112 tokens took the optimised path, 200 launches (declined: silent)" in outcome.summary
+
+
+def test_counters_and_ledger_that_agree_over_stock_are_caught_by_the_trace(tmp_path: Path) -> None:
+    outcome = outcome_of(COVERAGE, "path/cpu.tp1.dcp1.b4.", Faults(counts_without_running=True), tmp_path)
+    assert outcome.status is Status.FAIL
+    assert "head was seen 0 times in step 5, declared 1" not in outcome.summary
+    assert (
+        "the kernels that ran are not those declared: aten::matmul ran 1 times in step 5" in outcome.summary
+    )
+
+
+def test_a_kernel_that_the_path_does_not_declare_is_named(tmp_path: Path) -> None:
+    outcome = outcome_of(COVERAGE, "path/cpu.tp1.dcp1.b4.", Faults(extra_kernel=True), tmp_path)
+    assert outcome.status is Status.FAIL
+    assert "aten::mm ran 1 times in step 5, a kernel that the path does not declare" in outcome.summary
+
+
+def test_a_candidate_that_takes_the_call_hook_blinds_the_trace_and_is_no_evidence(tmp_path: Path) -> None:
+    outcome = outcome_of(COVERAGE, "path/cpu.tp1.dcp1.b4.", Faults(takes_hook=True), tmp_path)
+    assert outcome.status is Status.NO_EVIDENCE
+    assert "the interpreter's call hook was replaced" in outcome.summary
+
+
+def test_arms_whose_ranks_met_by_unlike_collectives_are_no_comparison(tmp_path: Path) -> None:
+    outcome = outcome_of(COVERAGE, "path/cpu.tp1.dcp1.b4.", Faults(collective="multicast"), tmp_path)
+    assert outcome.status is Status.INVALID
+    assert outcome.summary == "the optimised arm's ranks met by multicast, stock's by none"
+
+
 def test_a_ledger_that_lies_is_caught_by_the_kernels_own_counters(tmp_path: Path) -> None:
     faults = Faults(fallback_from_step=3, lying_ledger=True)
     outcome = outcome_of(COVERAGE, "path/cpu.tp1.dcp1.b4.", faults, tmp_path)
@@ -84,7 +118,7 @@ def test_work_outside_the_envelope_is_declined_and_equals_stock(side: str, tmp_p
 def test_a_guard_that_ignores_the_envelope_fails(tmp_path: Path) -> None:
     outcome = outcome_of(COVERAGE, "decline/batch_above_max", Faults(takes_everything=True), tmp_path)
     assert outcome.status is Status.FAIL
-    assert "3 of 3 steps took the optimised path" in outcome.summary
+    assert "2 of 2 steps took the optimised path" in outcome.summary
 
 
 def test_poisoning_an_op_that_runs_is_noticed(tmp_path: Path) -> None:
@@ -111,7 +145,7 @@ def test_a_step_that_writes_only_its_own_slots_passes_and_the_planted_write_is_n
     outcome = outcome_of(COVERAGE, "state/", Faults(), tmp_path)
     assert outcome.status is Status.PASS
     assert outcome.control is not None
-    assert outcome.control.observed == "named: embedding"
+    assert outcome.control.observed == "named: embedding, env:FASTTRACK_PLANTED_CHANGE; left on: 6 launches"
 
 
 def test_a_step_that_writes_a_neighbours_slot_fails_and_names_the_tensor_and_step(tmp_path: Path) -> None:
@@ -130,6 +164,23 @@ def test_a_flag_left_set_is_named(tmp_path: Path) -> None:
         torch.set_float32_matmul_precision(before)
     assert outcome.status is Status.FAIL
     assert any("torch:matmul_precision" in finding.message for finding in outcome.findings)
+
+
+def test_an_environment_variable_left_set_is_named_with_its_step(tmp_path: Path) -> None:
+    try:
+        outcome = outcome_of(COVERAGE, "state/", Faults(leaves_variable=True), tmp_path)
+    finally:
+        os.environ.pop("FAKE_PACK_WAS_HERE", None)
+    assert outcome.status is Status.FAIL
+    first = outcome.findings[0].message
+    assert first == "env:FAKE_PACK_WAS_HERE changed outside the declared state, step 0"
+
+
+def test_sums_over_ranks_that_round_after_each_rank_fail(tmp_path: Path) -> None:
+    assert outcome_of(COVERAGE, "collective/sum.tp4", Faults(), tmp_path).status is Status.PASS
+    outcome = outcome_of(COVERAGE, "collective/sum.tp4", Faults(rounds_every_rank=True), tmp_path)
+    assert outcome.status is Status.FAIL
+    assert "ulp from the exact one" in outcome.summary
 
 
 def test_the_ledger_of_each_arm_is_on_disk(tmp_path: Path) -> None:
@@ -159,17 +210,21 @@ def test_a_control_without_rows_is_no_control(part: str, table: str, arm: str, t
     assert judge(check, samples.model_copy(update={"tables": cut})).status is Status.NO_EVIDENCE
 
 
-@pytest.mark.parametrize("part", ["path/cpu.tp1.dcp1.b1.", "decline/prefill", "poison/mix", "transition/"])
+@pytest.mark.parametrize("part", [
+        "path/cpu.tp1.dcp1.b1.", "decline/prefill", "uneven/", "poison/mix", "transition/", "verify/",
+        "prefix/", "reuse/", "feature/structured_output", "collective/", "ledger/",
+    ],
+)  # fmt: skip
 def test_samples_that_do_not_fit_are_invalid_and_never_a_crash(part: str, tmp_path: Path) -> None:
     pack = FakePack()
     check = planned(COVERAGE, part, pack)
     samples = sample(check, stage_context(pack, tmp_path))
-    for done, bad in spoiled(samples, WITNESS_SHAPES):
+    for done, bad in spoiled(samples, shapes_of(str(check.parameter("kind")))):
         assert judge(check, bad).status is Status.INVALID, done
 
 
 def test_state_samples_that_do_not_fit_are_invalid(tmp_path: Path) -> None:
     pack = FakePack()
     check = planned(COVERAGE, "state/", pack)
-    for done, bad in spoiled(sample(check, stage_context(pack, tmp_path)), STATE_SHAPES):
+    for done, bad in spoiled(sample(check, stage_context(pack, tmp_path)), shapes_of("state")):
         assert judge(check, bad).status is Status.INVALID, done
