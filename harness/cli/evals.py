@@ -1,46 +1,52 @@
 """`fasttrack evals list|run|compare`."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.selectors import JsonOutput, Out, PackName, Resume, Selection, selecting
+from harness.cli.selectors import JsonOutput, Out, PackName, Resume, Selection, make_selected_plan, selecting
+
+if TYPE_CHECKING:  # records load when a command runs
+    from harness.domain.plan import Plan
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True)
 BundleA = Annotated[Path, typer.Argument(metavar="A", help="Bundle: folder or .tar.zst.")]
 BundleB = Annotated[Path, typer.Argument(metavar="B", help="Bundle to compare with.")]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        metavar="hub|fixture|PATH",
+        help="Rows of mrcr and aime25: the hub's at the pinned revision, generated ones in a small model's "
+        "words, a Parquet or JSON-lines file, or a folder with the hub's files.",
+    ),
+]
+Tasks = Annotated[
+    list[str] | None,
+    typer.Option("--task", help="Run this eval whether the policy asks for it or not; may be repeated."),
+]
 
 
 @app.command("list")
 def list_evals(pack: PackName = "k3_decode", json: JsonOutput = False) -> None:
-    """List the evals that a pack can be judged by, with model, scorer and number of items."""
+    """List the evals that a pack can be judged by, with model, scorer, number of items and data."""
     from harness.cli.console import out, print_json
-    from harness.engines.packs import load_pack
-    from harness.stages.evals.planning import drift_tokens
-    from harness.stages.evals.scorers import SCORER_IDS
 
-    loaded = load_pack(pack)
-    rows: list[dict[str, object]] = [
-        {"name": "drift", "model": loaded.smoke_model, "scorer": "kl-to-oracle/1",
-         "smoke": drift_tokens(False),
-         "full": drift_tokens(True), "unit": "positions"}
-    ]  # fmt: skip
-    rows += [
-        {"name": t.name, "model": t.model, "scorer": SCORER_IDS[t.scorer], "smoke": t.smoke_items,
-         "full": t.full_items, "unit": "items"}
-        for t in loaded.eval_tasks()
-    ]  # fmt: skip
+    rows = [*_embedded(pack), *_official(), *_features()]
     if json:
         print_json(rows)
         return
     for row in rows:
+        size = f"{row['smoke']} {row['unit']} ({row['full']} with --full), " if row["smoke"] else ""
+        data = f", {row['dataset']} at {str(row['revision'])[:12]}" if "dataset" in row else ""
+        how = f"scorer {row['scorer']}" if row["scorer"] else str(row["proves"])
         out.print(
-            f"{row['name']}: {row['model']}, {row['smoke']} {row['unit']} ({row['full']} with --full), "
-            f"scorer {row['scorer']}",
+            f"{row['name']}: {row['model']}, {size}{how}{data}",
             markup=False, soft_wrap=True,
         )  # fmt: skip
 
@@ -50,15 +56,27 @@ def list_evals(pack: PackName = "k3_decode", json: JsonOutput = False) -> None:
 def run(
     selection: Selection,
     name: Annotated[list[str] | None, typer.Argument(help="Which; all of the policy where none.")] = None,
+    task: Tasks = None,
+    data: Data = None,
     out: Out = Path("out/evals"),
     resume: Resume = False,
     json: JsonOutput = False,
 ) -> None:
-    """Run evals, stock and optimised on the same items, into a bundle."""
-    from harness.cli.finish import validate_selection
+    """Run evals, stock and optimised on the same items, into a bundle.
+
+    With --task the bundle is made under the policy with its evals replaced by these, and says so; the gate
+    asks for the policy's own all the same.
+    """
+    from harness.cli.finish import finish_run, run_checks, validate_selection
+    from harness.evidence.run_folder import open_run
 
     chosen = replace(selection, stages=("evals",), only=tuple(name or selection.only))
-    raise typer.Exit(validate_selection(chosen, out, resume=resume, keep_going=True, as_json=json))
+    if not task and data is None:
+        raise typer.Exit(validate_selection(chosen, out, resume=resume, keep_going=True, as_json=json))
+    plan = _asked_plan(chosen, _subjects(task or [], data), out if resume else None)
+    with open_run(out, plan) as run_folder:
+        run_checks(plan, run_folder, selection.repo, keep_going=True)
+        raise typer.Exit(finish_run(plan, run_folder, as_json=json))
 
 
 @app.command()
@@ -68,3 +86,96 @@ def compare(first: BundleA, second: BundleB, json: JsonOutput = False) -> None:
     from harness.domain.check import StageName
 
     raise typer.Exit(compare_stage(first, second, StageName.EVALS, as_json=json))
+
+
+def _subjects(tasks: list[str], data: str | None) -> tuple[str, ...]:
+    """Subjects that the planner knows, for tasks over these rows; tells the sampler where the rows lie."""
+    from harness.domain.errors import InputError
+    from harness.stages.evals.data import FOLDER_VARIABLE
+    from harness.stages.evals.planning import OFFICIAL
+
+    if data is not None and not any(task in OFFICIAL for task in tasks):
+        raise InputError(
+            f"--data {data} says where the rows of {', '.join(OFFICIAL)} come from; name one with --task"
+        )
+    suffix = {None: "", "hub": "", "fixture": "_fixture"}.get(data)
+    if suffix is None:
+        path = Path(str(data)).resolve()
+        if not path.exists():
+            raise InputError(f"--data {data}: there is no such file or folder; say hub, fixture, or a path")
+        os.environ[FOLDER_VARIABLE] = str(path)
+        suffix = "_local" if path.is_file() else ""
+    return tuple(f"{task}{suffix}" if task in OFFICIAL else task for task in tasks)
+
+
+def _asked_plan(selection: Selection, subjects: tuple[str, ...], resumed: Path | None) -> "Plan":
+    """The plan of these evals under the selection's policy; raises `InputError` where --out holds another
+    run.
+    """
+    from harness.domain.check import StageName
+    from harness.domain.errors import InputError
+    from harness.engines.packs import harness_digest, load_pack, pack_digest
+    from harness.evidence.run_folder import load_plan
+    from harness.planner import CodeDigests, make_plan, request_again
+
+    stored = None if resumed is None else load_plan(resumed)
+    chosen = replace(selection, nonce=stored.nonce) if stored is not None else selection
+    base = make_selected_plan(replace(chosen, only=()))
+    proofs = tuple(
+        p.model_copy(update={"subjects": subjects}) if p.stage is StageName.EVALS else p
+        for p in base.policy.proofs
+    )
+    policy = base.policy.model_copy(update={"name": f"{base.policy.name}.evals", "proofs": proofs})
+    pack = load_pack(base.pack)
+    request = replace(request_again(base, pack, base.machine), policy=policy)
+    digests = CodeDigests(harness_digest(), pack_digest(pack))
+    made = make_plan(request, digests, base.nonce, (StageName.EVALS,), selection.only)
+    plan = made.model_copy(update={"change_digest": base.change_digest})
+    if stored is not None and plan.digest() != stored.digest():
+        raise InputError(f"{resumed} holds a run of another plan; start anew in another folder (--out)")
+    return plan
+
+
+def _embedded(pack: str) -> list[dict[str, object]]:
+    from harness.engines.packs import load_pack
+    from harness.stages.evals.planning import drift_tokens
+    from harness.stages.evals.scorers import SCORER_IDS
+
+    loaded = load_pack(pack)
+    drift: dict[str, object] = {
+        "name": "drift", "model": loaded.smoke_model, "scorer": "kl-to-oracle/1",
+        "smoke": drift_tokens(False), "full": drift_tokens(True), "unit": "positions",
+    }  # fmt: skip
+    return [
+        drift,
+        *(
+            {"name": t.name, "model": t.model, "scorer": SCORER_IDS[t.scorer], "smoke": t.smoke_items,
+             "full": t.full_items, "unit": "items"}
+            for t in loaded.eval_tasks()
+        ),
+    ]  # fmt: skip
+
+
+def _official() -> list[dict[str, object]]:
+    from harness.stages.evals.data import sources
+    from harness.stages.evals.scorers import SCORER_IDS
+
+    return [
+        {"name": name, "model": "served, or a small one with --data", "smoke": None, "full": None,
+         "unit": "items", "scorer": " and ".join(SCORER_IDS[s] for s in _scorers(name)),
+         "dataset": source.dataset, "revision": source.revision, "files": dict(source.files)}
+        for name, source in sources().items()
+    ]  # fmt: skip
+
+
+def _scorers(name: str) -> tuple[str, ...]:
+    return ("aime", "lm_eval_aime25") if name == "aime25" else ("mrcr",)
+
+
+def _features() -> list[dict[str, object]]:
+    from harness.stages.evals.features import FEATURES
+
+    return [
+        {"name": name, "model": "small", "scorer": None, "smoke": None, "full": None, "proves": proves}
+        for name, proves in FEATURES.items()
+    ]
