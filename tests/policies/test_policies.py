@@ -45,7 +45,9 @@ def test_smoke_asks_every_stage_for_smoke_evidence_drift_and_the_canary() -> Non
     assert {p.stage: p.tier for p in policy.proofs} == dict.fromkeys(StageName, Tier.SMOKE)
     evals = policy.proof(StageName.EVALS)
     assert evals is not None
-    assert evals.subjects == ("drift", "mrcr_canary", "chain_canary")
+    assert evals.subjects == (
+        "drift", "mrcr_canary", "chain_canary", "temperature_sampling", "stop_handling",
+    )  # fmt: skip
 
 
 def test_the_fast_track_wants_real_hardware_where_the_path_runs() -> None:
