@@ -12,7 +12,7 @@ from harness.domain.errors import EvidenceError
 from harness.report.panels.material import Material
 from harness.report.text import plain
 
-__all__ = ["Flow", "tokens_by_path"]
+__all__ = ["Flow", "loads_of", "tokens_by_path"]
 
 GENERATED = ("decode", "verify")
 """Phases whose tokens count: prefill always runs stock."""
@@ -43,6 +43,22 @@ def tokens_by_path(material: Material, check: Check, arm: str) -> tuple[Flow, ..
     return tuple(
         Flow(*key, tokens) for key, tokens in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     )
+
+
+def loads_of(material: Material, check: Check, arm: str) -> tuple[tuple[int, int], ...]:
+    """(requests in a step, generated tokens) of one arm of a check, small batches first."""
+    try:
+        samples = material.samples(check.id)
+    except EvidenceError:
+        return ()
+    found = None if samples is None else samples.table("loads")
+    counts: Counter[int] = Counter()
+    for row in () if found is None else found.records():
+        requests, tokens = row.get("requests"), row.get("tokens")
+        is_sound = isinstance(requests, int) and isinstance(tokens, int) and requests > 0 < tokens
+        if row.get("arm") == arm and row.get("phase") in GENERATED and is_sound:
+            counts[int(requests or 0)] += int(tokens or 0)
+    return tuple(sorted(counts.items()))
 
 
 def _steps(samples: Samples | None) -> tuple[dict[str, object], ...]:
