@@ -51,6 +51,7 @@ __all__ = [
     "store_remote_f32",
     "store_remote_f32x2",
     "store_remote_word",
+    "store_remote_words",
     "store_word_if",
     "sum_lanes",
     "widen_fp8",
@@ -238,6 +239,13 @@ def store_remote_word(address: Int32, word: Int32) -> None:
     read.
     """
     asm("st.shared::cluster.b32 [$0], $1;", "r,r", [address, word])
+
+
+def store_remote_words(address: Int32, words: Words) -> None:
+    """16 bytes to the shared memory of a block of the cluster; a cluster barrier must follow before they are
+    read.
+    """
+    asm("st.shared::cluster.v4.b32 [$0], {$1,$2,$3,$4};", "r,r,r,r,r", [address, *words])
 
 
 def pack_fp8(values: list[Float32]) -> Int32:

@@ -211,6 +211,9 @@ def _attend(
             if tile < end:
                 cute.arch.mbarrier_wait(barriers + stage, phase)
                 if valid < TILE:
+                    # The stage's former readers are done, as its loaders waited for them; this barrier says
+                    # so to a race checker too, which does not follow a copy's arrival.
+                    cute.arch.barrier(barrier_id=COMPUTE_BARRIER, number_of_threads=THREADS)
                     pieces = row_bytes // 16
                     for i in cutlass.range_constexpr((TILE * pieces + THREADS - 1) // THREADS):
                         piece = tid + i * THREADS

@@ -21,7 +21,16 @@ import torch
 
 Array = np.ndarray[Any, Any]
 PACKAGE = "k3_decode.cute"
-EMULATED = ("fragments", "instructions", "reduction", "row_stream", "variant")
+EMULATED = (
+    "fragments",
+    "instructions",
+    "reduction",
+    "ring",
+    "row_plan",
+    "row_product",
+    "row_stream",
+    "variant",
+)
 """Kernel modules that are not run but replaced."""
 SYNCHRONISATION = (
     "griddepcontrol_wait",
@@ -332,6 +341,12 @@ def _namespaces(run: Lockstep) -> dict[str, Any]:
         copy_async=lambda shared, at: run.shared_store(shared, run.load(at, 16)),
         load_matrix=lambda at: matrix(at, False),
         mma_bf16=mma,
+        shared_load_pair=lambda at: _floats(run.shared_load(at, 8)),
+        shared_store_pair=put_f32,
+        store_word_if=lambda at, word, condition: store_words(at, [word], condition),
+        store_half_if=lambda at, value, condition: run.store(
+            at, _bytes(_bf16_bits(np.broadcast_to(value, (count,))), count=count, dtype=np.uint16), condition
+        ),
         add_launch=lambda at: run.store(
             at, _bytes(_words(run.load(at, 4))[0] + 1, count=count, dtype=np.uint32)
         ),
@@ -378,6 +393,7 @@ def _namespaces(run: Lockstep) -> dict[str, Any]:
         store_remote_f32=put_f32,
         store_remote_f32x2=put_f32,
         store_remote_word=lambda at, word: put_words(at, [word]),
+        store_remote_words=put_words,
         load_matrices=lambda at, number: matrix(at, False)[:number],
         load_matrix_transposed=lambda at: matrix(at, True),
         pack_fp8=lambda values: _words(
@@ -401,6 +417,7 @@ def _namespaces(run: Lockstep) -> dict[str, Any]:
         get_dyn_smem=lambda kind, alignment: _Pointer(run.allocate(run.dynamic_bytes, alignment)),  # type: ignore[attr-defined]
         shuffle_sync_bfly=shuffle,
         fmax=np.maximum,
+        make_warp_uniform=lambda value: value,
         **dict.fromkeys(SYNCHRONISATION, nothing),
     )  # fmt: skip
     as_int.size, as_float.size = 4, 4  # type: ignore[attr-defined]
@@ -410,8 +427,9 @@ def _namespaces(run: Lockstep) -> dict[str, Any]:
 
     as_long.size = 8  # type: ignore[attr-defined]
 
-    def uniform_range(first: Any, end: Any, step: int = 1) -> Iterator[Any]:
+    def uniform_range(first: Any, end: Any = None, step: int = 1, unroll: int = 1) -> Iterator[Any]:
         """A loop whose bounds are the same in all threads gives scalars; else arrays under a mask."""
+        first, end = (0, first) if end is None else (first, end)
         low, high = np.broadcast_to(first, (count,)), np.broadcast_to(end, (count,))
         if (low == low[0]).all() and (high == high[0]).all():
             yield from range(int(low[0]), int(high[0]), step)
@@ -428,7 +446,10 @@ def _namespaces(run: Lockstep) -> dict[str, Any]:
         "frag": frag,
         "choose": lambda condition, first, second: select(condition, first, second),
         "cute": SimpleNamespace(
-            arch=arch, rsqrt=quiet(lambda x: 1.0 / np.sqrt(np.asarray(x))), log=quiet(np.log)
+            arch=arch,
+            make_rmem_tensor=lambda shape, _: [0] * shape[0],
+            rsqrt=quiet(lambda x: 1.0 / np.sqrt(np.asarray(x))),
+            log=quiet(np.log),
         ),
         "cutlass": SimpleNamespace(
             min=np.minimum,
@@ -437,6 +458,10 @@ def _namespaces(run: Lockstep) -> dict[str, Any]:
             range=uniform_range,
             const_expr=lambda test: test,
         ),
+        "ring": SimpleNamespace(
+            COUNTER_BYTES=128, situ=quiet(_situ), **dict.fromkeys(("arrive", "wait_for", "leave"), nothing)
+        ),
+        "row_plan": SimpleNamespace(STEP=32),
         "Int32": as_int,
         "Int64": as_long,
         "Float32": as_float,
@@ -445,6 +470,10 @@ def _namespaces(run: Lockstep) -> dict[str, Any]:
         "_thread": thread,
         "_lane": lane,
     }
+
+
+def _situ(gate: Any, up: Any) -> Any:
+    return 4 * np.tanh(gate / 4) / (1 + np.exp(-gate)) * 25 * np.tanh(up / 25)
 
 
 class _Masks(ast.NodeTransformer):
@@ -548,10 +577,17 @@ def _parts(module: ModuleType) -> list[ModuleType]:
     return [*found, module]
 
 
+def _is_traced(function: ast.FunctionDef) -> bool:
+    return any(ast.unparse(decorator) == "cute.jit" for decorator in function.decorator_list)
+
+
 def _code_of(module: ModuleType, kernel: str) -> CodeType:
-    """A module's functions and constants without decorators and annotations; masks in the kernel's body."""
+    """A module's functions and constants without decorators and annotations; masks in the kernel's body and
+    in functions whose `if`s the DSL traces.
+    """
     tree = ast.parse(textwrap.dedent(inspect.getsource(module)))
     wanted = [n for n in tree.body if isinstance(n, (ast.FunctionDef, ast.Assign, ast.AnnAssign))]
+    masked = {n.name for n in wanted if isinstance(n, ast.FunctionDef) and _is_traced(n)} | {kernel}
     for node in ast.walk(ast.Module(body=list(wanted), type_ignores=[])):
         if isinstance(node, ast.FunctionDef):
             node.decorator_list, node.returns = [], None
@@ -560,7 +596,7 @@ def _code_of(module: ModuleType, kernel: str) -> CodeType:
     body: list[ast.stmt] = []
     for node in wanted:
         if isinstance(node, ast.FunctionDef):
-            body.append(_Masks().visit(node) if node.name == kernel else node)
+            body.append(_Masks().visit(node) if node.name in masked else node)
         elif (
             isinstance(node, ast.Assign)
             and "Tuple" not in ast.unparse(node)

@@ -10,6 +10,8 @@ import torch
 pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not installed")
 
 from k3_decode.cute import mla_query as op
+from k3_decode.cute import mla_query_wide
+from k3_decode.cute.mla_query_rows import CLUSTER
 from k3_decode.cute.variant import COMPILED, DISPATCHED
 from k3_decode.ops.contract import LAUNCH_SLOTS, Args, Cell
 from k3_decode.shapes import CANARY, K3
@@ -32,8 +34,10 @@ def run_in_lockstep(row_tiles: int) -> Callable[[Args], None]:
         is_fp8 = cache.element_size() == 1
         launches = torch.zeros(LAUNCH_SLOTS, dtype=torch.int32)
         names = ("packed", "q_norm", "kv_norm", "q_weight", "uk_weight")
+        module, sizes = (op, ()) if row_tiles == 1 else (mla_query_wide, (row_tiles,))
+        q_lora = args["q_norm"].shape[0]  # type: ignore[union-attr]
         run_kernel(
-            op,
+            module,
             "_query",
             [
                 *(args[n] for n in names),
@@ -43,14 +47,16 @@ def run_in_lockstep(row_tiles: int) -> Callable[[Args], None]:
                 launches,
                 1.0 / args["kv_scale"],  # type: ignore[operator]
                 args["eps"],
-                args["q_norm"].shape[0],  # type: ignore[union-attr]
-                row_tiles,
+                q_lora,
+                *sizes,
                 is_fp8,
             ],
-            grid=(op.CLUSTER, uk_weight.shape[0], -(-packed.shape[0] // (16 * row_tiles))),
-            cluster=op.CLUSTER,
-            threads=op.THREADS,
-            dynamic_bytes=op._shared_bytes(row_tiles),
+            grid=(CLUSTER, uk_weight.shape[0], -(-packed.shape[0] // (16 * row_tiles))),
+            cluster=CLUSTER,
+            threads=module.THREADS,
+            dynamic_bytes=op.SHARED_BYTES
+            if row_tiles == 1
+            else mla_query_wide.shared_bytes(q_lora, row_tiles),
         )
         assert launches.tolist() == [0] * 8 + [1] + [0] * (LAUNCH_SLOTS - 9)
 
@@ -66,6 +72,7 @@ def run_in_lockstep(row_tiles: int) -> Callable[[Args], None]:
         (CANARY, 2, 35, "bf16", "strided_rows", 4),
         (CANARY, 2, 20, "bf16", "gaussian", 1),
         (WIDE, 2, 18, "bf16", "heavy_tail", 2),
+        (WIDE, 2, 40, "fp8", "skipped_slots", 4),
     ],
 )
 def test_the_source_in_lockstep_agrees_with_the_oracle(
