@@ -208,7 +208,7 @@ def accumulate(
 
 @cute.jit
 def write_columns(
-    out: cute.Tensor, scratch_at: Int32, tid: Int32, bid: Int32, tokens: Int32, form: cutlass.Constexpr
+    out: cute.Tensor, totals_at: Int32, tid: Int32, bid: Int32, tokens: Int32, form: cutlass.Constexpr
 ):
     """Sum the warps' accumulators in order and round: two neighbouring columns a thread."""
     pairs = form.columns * 8
@@ -218,7 +218,7 @@ def write_columns(
         low, high = Float32(0.0), Float32(0.0)
         for w in cutlass.range_constexpr(form.k_warps * form.lanes):
             at = (
-                scratch_at
+                totals_at
                 + (column + w * form.columns) * (form.capacity * 64)
                 + (token * 16 + part % 8 * 2) * 4
             )

@@ -136,11 +136,15 @@ def _chain(
 
     base = cute.arch.get_dyn_smem(Uint8, 128).toint()
     scratch_at = base + form.ring_bytes
-    bars_at = scratch_at + form.scratch_bytes
+    totals_at = scratch_at + form.scratch_bytes
+    bars_at = totals_at + form.totals_bytes
     lists_at = bars_at + (AREAS + SLOTS) * 8
 
     if tid == 0:
         ring.make_barriers(bars_at, AREAS + SLOTS)
+    for j in cutlass.range(lane, tokens * 4, 32, unroll=1):
+        at = totals_at + warp * (form.capacity * 64) + j * 16
+        ins.asm("st.shared.v4.b32 [$0], {$1,$1,$1,$1};", "r,r", [at, Int32(0)])
     token_lists.clear(lists_at, tid, lists)
     biases = None
     if cutlass.const_expr(form.selects):
@@ -238,7 +242,7 @@ def _chain(
             cute.arch.sync_warp()
 
     if bid < form.owners:
-        # The first group's hidden rows are there, and no partial sums of phase 1 are left in the scratch.
+        # The first group's hidden rows are there.
         cute.arch.sync_threads()
         column = warp % form.columns
         k_warp, lane_of_experts = expert_steps.share_of(warp, form)
@@ -246,10 +250,7 @@ def _chain(
         slots_at = base + warp // 4 * form.area_bytes + warp % 4 * (2 * form.slot_bytes)
         slot_bars_at = bars_at + (AREAS + 2 * warp) * 8
         slot, phase, has_second = Int32(0), Int32(0), Int32(0)
-        sums_2 = scratch_at + warp * (form.capacity * 64)
-        for j in cutlass.range(lane, tokens * 4, 32, unroll=1):
-            ins.asm("st.shared.v4.b32 [$0], {$1,$1,$1,$1};", "r,r", [sums_2 + j * 16, Int32(0)])
-        cute.arch.sync_warp()
+        sums_2 = totals_at + warp * (form.capacity * 64)
         first = cute.make_rmem_tensor((chunk_groups * 4,), Int32)
         second = cute.make_rmem_tensor((chunk_groups * 4,), Int32)
         if later > 0:
@@ -308,7 +309,7 @@ def _chain(
             phase = phase ^ slot
             slot = slot ^ 1
         cute.arch.sync_threads()
-        expert_steps.write_columns(out, scratch_at, tid, bid, tokens, form)
+        expert_steps.write_columns(out, totals_at, tid, bid, tokens, form)
     if tid == 0:
         if bid < form.owners:
             # Nothing may still be published when the last block clears the counters.
@@ -465,9 +466,11 @@ def experts(
     logits: "torch.Tensor | None" = None,
     bias: "torch.Tensor | None" = None,
     scale: float = 1.0,
+    spared: int = 0,
 ) -> None:
     """Write the weighted sum of the selected experts' MLPs to `out`, in one launch.
 
+    `spared`: multiprocessors left to a kernel that runs beside this one.
     With `logits` and `bias` (and one token only) the launch selects the experts itself, as `router` would,
     and writes `ids` and `weights` beside `out`.
     """
@@ -479,7 +482,7 @@ def experts(
             f"{prepared.experts}; call the router first"
         )
     form = Form(prepared.latent, prepared.inter, prepared.experts, top_k, capacity_of(tokens), selects)
-    blocks = ring.multiprocessors(latent.device.index)
+    blocks = ring.multiprocessors(latent.device.index) - spared
     if blocks < form.owners:
         raise ValueError(
             f"experts: {blocks} multiprocessors, but the form needs {form.owners} blocks at a time"

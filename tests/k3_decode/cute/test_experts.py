@@ -194,3 +194,26 @@ def test_matches_the_oracle_within_stocks_error_on_the_gpu(
     assert mine <= 2 * outputs(SPEC, args, truth)["out"] + 2 * 2.0**-8
     assert launches.tolist() == [0] * 5 + [1] + [0] * 10
     assert not space[:128].any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [1e-4, 1e-5, 1e-30])
+def test_latents_below_the_scope_are_right_to_a_step_of_the_hidden_values(size: float, gpu: Any) -> None:
+    shapes = CANARY.rank(1)
+    args = SPEC.make_args(Cell(shapes, 5), "gaussian", torch.Generator().manual_seed(4), gpu)
+    args["latent"] = tensor(args["latent"]) * size
+    names = ("w13", "w13_scale", "w2", "w2_scale")
+    space = torch.zeros(
+        op.workspace_bytes(inter=shapes.expert_inter, top_k=shapes.model.top_k), dtype=torch.uint8, device=gpu
+    )
+    prepared = op.prepare(**{name: tensor(args[name]) for name in names})
+    rest = {name: tensor(value) for name, value in args.items() if name not in names}
+    op.experts(
+        **rest, prepared=prepared, workspace=space, launches=torch.zeros(16, dtype=torch.int32, device=gpu)
+    )
+    truth = SPEC.oracle(args)["out"]
+    second = dequantise(tensor(args["w2"]), tensor(args["w2_scale"])).abs().sum(2)
+    shares = tensor(args["weights"]).double().unsqueeze(2)
+    step = 2.0**-34 * (shares * second[tensor(args["ids"]).long()]).sum(1)
+    error = (tensor(args["out"]).double() - truth).abs()
+    assert (error <= step + 2.0**-8 * truth.abs()).all()
