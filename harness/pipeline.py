@@ -21,7 +21,7 @@ from harness.evidence.run_folder import RunFolder
 from harness.executors.local import ChildSampler, HarnessFault
 from harness.planner import SHARES_CORES, SIDE_BY_SIDE
 from harness.stages import stage_of
-from harness.worker import Job, serve_command
+from harness.worker import Job, needs_network, serve_command
 
 __all__ = ["Progress", "execute", "failed_checks", "judge_samples", "rejudge"]
 
@@ -95,7 +95,17 @@ def execute(
     blocked_by = _first_blocking(plan, run.outcomes()) if not keep_going else None
     with (run.logs / CHILD_LOG).open("ab") as log, ExitStack() as stack:
         samplers = [
-            stack.enter_context(closing(ChildSampler(serve_command(job_file), plan.tier, progress.note, log)))
+            stack.enter_context(
+                closing(
+                    ChildSampler(
+                        serve_command(job_file),
+                        plan.tier,
+                        progress.note,
+                        log,
+                        has_network=needs_network(plan),
+                    )
+                )
+            )
             for _ in range(SIDE_BY_SIDE)
         ]
         for stage in StageName:

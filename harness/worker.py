@@ -17,6 +17,7 @@ import time
 import traceback
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -32,6 +33,7 @@ from harness.domain.record import Digest, Record
 from harness.domain.stage import StageContext
 from harness.engines.packs import harness_digest, load_pack, pack_digest
 from harness.executors.local import ChildSampler
+from harness.executors.sandbox import limit_this_process
 from harness.measure.machine import read_machine
 from harness.stages import stage_of
 
@@ -39,6 +41,7 @@ __all__ = [
     "LIGHT_STAGES",
     "Job",
     "WorkerHeader",
+    "needs_network",
     "read_plan",
     "read_samples",
     "sample_check",
@@ -82,8 +85,14 @@ def serve_command(job_file: Path) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", "harness.worker", "--serve", str(job_file))
 
 
+def needs_network(plan: Plan) -> bool:
+    """Whether a check of the plan asks a server: only then has the child a network."""
+    return any(dict(check.parameters).get("engine") == "vllm" for check in plan.checks)
+
+
 def serve(job: Job) -> None:
     """Answer check ids from standard input until it closes. Standard output is kept for answers alone."""
+    limit_this_process()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a candidate prints goes to the log
 
@@ -93,6 +102,7 @@ def serve(job: Job) -> None:
 
     plan = read_plan(Path(job.plan))
     context = make_context(plan, load_pack(plan.pack), job, lambda text: say("note", text))
+    context = replace(context, mark=lambda word: say("mark", word))
     checks = {check.id: check for check in plan.checks}
     say("ready", True)
     for line in sys.stdin:
@@ -133,7 +143,9 @@ def work(plan: Plan, out: Path, folder: Path, on_note: Callable[[str], None]) ->
     todo = [c for c in plan.checks if c.stage in LIGHT_STAGES and c.unavailable is None]
     with gzip.open(out, "wt", encoding="utf-8") as sink, (folder / "child.log").open("ab") as log:
         sink.write(header.model_dump_json() + "\n")
-        sampler = ChildSampler(serve_command(job_file), plan.tier, on_note, log)
+        sampler = ChildSampler(
+            serve_command(job_file), plan.tier, on_note, log, has_network=needs_network(plan)
+        )
         try:
             for number, check in enumerate(todo, 1):
                 on_note(f"{number}/{len(todo)} {check.id}")

@@ -57,6 +57,9 @@ class StageContext:
     """Folder of the dispatcher's ledgers; travels in the bundle."""
     progress: Callable[[str], None]
     """Tell people what is being done now; at most a few calls a second."""
+    mark: Callable[[str], object] = lambda _word: None
+    """Tell whoever holds the clock outside of this process that a stretch of work begins or ends
+    (`executors.marks`)."""
 
 
 class Stage(Protocol):

@@ -20,6 +20,8 @@ from typing import IO
 from harness.domain.check import Check, Samples
 from harness.domain.errors import FasttrackError
 from harness.domain.machine import Tier
+from harness.executors.marks import Marks
+from harness.executors.sandbox import sandboxed
 
 __all__ = ["ChildSampler", "HarnessFault"]
 
@@ -45,9 +47,16 @@ class ChildSampler:
     """Samples checks one after another in a child that is started on first use and again after a crash."""
 
     def __init__(
-        self, argv: Sequence[str], tier: Tier, on_note: Callable[[str], None], log: IO[bytes]
+        self,
+        argv: Sequence[str],
+        tier: Tier,
+        on_note: Callable[[str], None],
+        log: IO[bytes],
+        *,
+        has_network: bool = False,
     ) -> None:
         self._argv = tuple(argv)
+        self._has_network = has_network
         self._tier = tier
         self._on_note = on_note
         self._log = log
@@ -67,6 +76,7 @@ class ChildSampler:
         except BrokenPipeError:
             return self._ended(check, begun)
         limit = begun + max(GRACE_S, PATIENCE * check.cost_s) if self._is_ready else begun + START_S
+        marks = Marks()
         while True:
             try:
                 line = self._lines.get(timeout=max(0.0, limit - time.monotonic()))
@@ -84,6 +94,8 @@ class ChildSampler:
             if "ready" in answer:
                 self._is_ready = True
                 limit = time.monotonic() + max(GRACE_S, PATIENCE * check.cost_s)
+            elif "mark" in answer:
+                marks.add(str(answer["mark"]))
             elif "note" in answer:
                 self._on_note(str(answer["note"]))
             elif "fault" in answer:
@@ -94,7 +106,7 @@ class ChildSampler:
                     f"after a repair. Its own words:\n{answer['fault']}"
                 )
             else:
-                return Samples.model_validate(answer["samples"])
+                return marks.attach(Samples.model_validate(answer["samples"]))
 
     def close(self) -> None:
         """End the child."""
@@ -104,9 +116,12 @@ class ChildSampler:
         if self._child is None or self._child.poll() is not None:
             self._lines = queue.SimpleQueue()
             self._is_ready = False
+            threads = os.environ.get("FASTTRACK_THREADS", "1")
+            box = sandboxed(self._argv, has_network=self._has_network, OMP_NUM_THREADS=threads)
+            self._log.write(f"sandbox: {box.words}\n".encode())
             self._child = subprocess.Popen(
-                self._argv,
-                env={**os.environ, "OMP_NUM_THREADS": os.environ.get("FASTTRACK_THREADS", "1")},
+                box.argv,
+                env=box.environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,

@@ -32,6 +32,7 @@ from harness.evidence.bundle import write_bundle
 from harness.evidence.reader import open_bundle
 from harness.evidence.run_folder import open_run
 from harness.evidence.verify import verify
+from harness.executors.marks import Marks
 from harness.faults.recorded import once
 from harness.gate import Submission, decide, load_submission
 from harness.gate.replan import replan
@@ -129,7 +130,7 @@ class Bench:
         kept = self.folder / "honest" / f"{check.id.replace('/', '~')}.json"
         with self._once(kept) as is_first:
             if is_first:
-                samples = sample_check(check, self.context(self.request))
+                samples = self._sampled(check, self.request)
                 kept.write_bytes(samples.canonical())
         return check, Samples.from_json(kept.read_bytes())
 
@@ -201,7 +202,12 @@ class Bench:
         return load_submission(folder, _rejudge(folder), replan)
 
     def _outcome(self, check: Check, request: PlanRequest) -> Outcome:
-        return judge_samples(self.plan(StageName.COVERAGE), check, sample_check(check, self.context(request)))
+        return judge_samples(self.plan(StageName.COVERAGE), check, self._sampled(check, request))
+
+    def _sampled(self, check: Check, request: PlanRequest) -> Samples:
+        """Samples made here, with this process's clock in the place of the one outside."""
+        marks = Marks()
+        return marks.attach(sample_check(check, replace(self.context(request), mark=marks.add)))
 
     def _write_bundle(self, place: Path) -> None:
         repo = self.repository()

@@ -24,7 +24,7 @@ from harness.domain.launch_record import (
 )
 from harness.domain.pack import OpContract, Pack
 from harness.measure.described import DEVICE_ADDRESSES
-from harness.measure.driver import DriverError, KernelNode, MemsetNode, graph_nodes
+from harness.measure.driver import DriverError, KernelNode, MemsetNode, graph_nodes, is_device_address
 from harness.measure.tensor_files import file_digest, flat_view
 from harness.measure.trial import LAUNCH_SLOTS
 
@@ -169,17 +169,13 @@ def _parameter(value: bytes, places: tuple[_Place, ...]) -> LaunchParameter:
     rest, pointers = bytearray(value), []
     for offset in range(0, len(value) - 7, 8):
         (word,) = struct.unpack_from("<Q", value, offset)
-        if word not in DEVICE_ADDRESSES:
-            continue
-        if len(value) == TENSOR_MAP_BYTES:
-            raise Undescribable(
-                "a parameter is a tensor map, which cannot be read back: describe it in the pack"
-            )
         place = next((p for p in places if p.start <= word < p.start + p.size), None)
         if place is None:
-            raise Undescribable(
-                f"a parameter points to {word:#x}, which no argument and nothing prepared holds"
-            )
+            # Padding behind a short field holds whatever the host had there: no address is no matter.
+            if word in DEVICE_ADDRESSES and is_device_address(word):
+                what = "is a tensor map" if len(value) == TENSOR_MAP_BYTES else f"points to {word:#x}"
+                raise Undescribable(f"a parameter {what}, which no argument and nothing prepared explains")
+            continue
         pointers.append(Pointer(offset=offset, buffer=place.name, buffer_offset=word - place.start))
         rest[offset : offset + 8] = bytes(8)
     return LaunchParameter(constant=bytes(rest).hex(), pointers=tuple(pointers))

@@ -15,11 +15,25 @@ import torch
 
 from harness.domain.errors import EvidenceError
 from harness.domain.launch_record import KernelLaunch, LaunchParameter, LaunchRecord, MemorySet, TensorMap
-from harness.measure.driver import Kernel, Module, TensorMapRequest, encode_tensor_map
+from harness.measure.driver import (
+    Kernel,
+    Module,
+    TensorMapRequest,
+    encode_tensor_map,
+    is_device_address,
+)
 from harness.measure.tensor_files import file_digest, flat_view
 from harness.measure.tensors import Guarded, guard
 
-__all__ = ["DEVICE_ADDRESSES", "Layout", "bound_call", "check_record", "kernels_of", "lay_out"]
+__all__ = [
+    "DEVICE_ADDRESSES",
+    "Layout",
+    "bound_call",
+    "check_record",
+    "kernels_of",
+    "lay_out",
+    "require_no_addresses",
+]
 
 MAX_THREADS, MAX_CLUSTER, MAX_SHARED_BYTES = 1024, 16, 227 * 1024
 BAND_BYTES, BAND_VALUE = 256, 0xA5
@@ -63,6 +77,7 @@ def kernels_of(record: LaunchRecord, cubins: Mapping[str, Path]) -> tuple[Kernel
     """
     if wrong := check_record(record, cubins):
         raise EvidenceError("; ".join(wrong))
+    torch.zeros(1, device="cuda")  # the driver's calls need torch's context
     modules = {digest: Module(path.read_bytes()) for digest, path in cubins.items()}
     found: list[Kernel | None] = []
     for step in record.steps:
@@ -104,6 +119,22 @@ def lay_out(record: LaunchRecord, args: Mapping[str, Any], prepared: Path) -> La
         memory[buffer.name] = inner
         bands += [whole[:BAND_BYTES], whole[-BAND_BYTES:]]
     return Layout(guarded, memory, tuple(bands))
+
+
+def require_no_addresses(record: LaunchRecord) -> None:
+    """Raises `EvidenceError` where a constant is an address of memory in this process: called when all of it
+    is laid out.
+
+    A constant that only looks like an address is the padding of a parameter, and leads nowhere.
+    """
+    for step in record.steps:
+        if isinstance(step, MemorySet):
+            continue
+        for place, parameter in enumerate(step.parameters):
+            constant = bytes.fromhex(parameter.constant)
+            words = (int.from_bytes(constant[i : i + 8], "little") for i in range(0, len(constant) - 7, 8))
+            if any(word in DEVICE_ADDRESSES and is_device_address(word) for word in words):
+                raise EvidenceError(f"parameter {place} of {step.kernel[:60]} holds an address as a constant")
 
 
 def bound_call(
@@ -149,14 +180,6 @@ def _kernel_faults(step: KernelLaunch, cubins: Mapping[str, Path]) -> Iterator[s
         yield f"{name} asks for {step.shared_bytes} bytes of shared memory"
     if any(side % part for side, part in zip(step.grid, step.cluster, strict=True)):
         yield f"{name} has a grid of {step.grid} that clusters of {step.cluster} do not divide"
-    for place, parameter in enumerate(step.parameters):
-        if _holds_address(bytes.fromhex(parameter.constant)):
-            yield f"parameter {place} of {name} holds an address as a constant"
-
-
-def _holds_address(constant: bytes) -> bool:
-    words = (int.from_bytes(constant[i : i + 8], "little") for i in range(0, len(constant) - 7, 8))
-    return any(word in DEVICE_ADDRESSES for word in words)
 
 
 def _contents(path: Path, digest: str, size: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch
 
 from harness.domain.launch_record import LaunchRecord
 from harness.domain.record import Record, Whole
-from harness.measure.described import Layout, bound_call, kernels_of, lay_out
+from harness.measure.described import Layout, bound_call, kernels_of, lay_out, require_no_addresses
 from harness.measure.tensor_files import file_digest, flat_view, load_arguments
 from harness.measure.tensors import exact_mismatches, poison, token_errors, unwritten
 
@@ -89,6 +89,7 @@ def run_described(job: DescribedJob) -> DescribedRun:
     first, *others = (load_arguments(Path(folder) / "arguments", "cuda") for folder in job.inputs)
     sets = [first, *(first | other for other in others)]
     layouts = [lay_out(record, sets[0], Path(job.prepared)) for _ in range(job.copies)]
+    require_no_addresses(record)
     calls = [bound_call(record, kernels, layout) for layout in layouts]
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     graph = torch.cuda.CUDAGraph()

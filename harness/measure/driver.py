@@ -26,7 +26,7 @@ from harness.domain.errors import DeviceMissing, FasttrackError
 
 __all__ = [
     "DriverError", "Kernel", "KernelNode", "MemsetNode", "Module", "TensorMapRequest", "encode_tensor_map",
-    "graph_nodes",
+    "graph_nodes", "is_device_address",
 ]  # fmt: skip
 
 CLUSTER_DIMENSION, SERIALIZATION, CARVEOUT = 4, 6, 14
@@ -35,6 +35,8 @@ is shared memory."""
 MAX_DYNAMIC_SHARED = 8
 """Function attribute that must be raised before more than 48 KiB are asked for."""
 NON_PORTABLE_CLUSTER = 14
+MEMORY_TYPE = 2
+"""Pointer attribute that exists for addresses the driver knows."""
 KERNEL_NODE, MEMSET_NODE, EMPTY_NODE = 0, 2, 5
 TENSOR_MAP_BYTES = 128
 
@@ -212,6 +214,13 @@ def encode_tensor_map(request: TensorMapRequest) -> bytes:
         c_int(request.l2_promotion), c_int(request.fill),
     )  # fmt: skip
     return ctypes.string_at(address, TENSOR_MAP_BYTES)
+
+
+def is_device_address(word: int) -> bool:
+    """Whether a number is the address of memory that the driver knows in this process."""
+    kind = c_uint()
+    code: int = _driver().cuPointerGetAttribute(byref(kind), c_int(MEMORY_TYPE), c_uint64(word))
+    return code == 0
 
 
 def graph_nodes(graph: int) -> tuple[KernelNode | MemsetNode, ...]:

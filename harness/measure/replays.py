@@ -7,6 +7,7 @@ any other regime; `jitter` rows say how many elements of each round differ from 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,7 +42,19 @@ def try_replays(trial: Trial, regime: str, pair: Pair, rows: Rows) -> None:
     _late_predecessor(trial, pair, rows)
 
 
-def captured(call: Callable[[], object]) -> Callable[[], None]:
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A call as a CUDA graph. It holds the call, whose weights and workspaces the graph reads."""
+
+    graph: torch.cuda.CUDAGraph
+    call: Callable[[], object]
+
+    def __call__(self) -> None:
+        """Replay it."""
+        self.graph.replay()
+
+
+def captured(call: Callable[[], object]) -> Captured:
     """A call as a CUDA graph, warmed up first; an error inside the call comes out as it is."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     side.wait_stream(torch.cuda.current_stream())
@@ -57,7 +70,7 @@ def captured(call: Callable[[], object]) -> Callable[[], None]:
             raise
         graph.capture_end()
     torch.cuda.current_stream().wait_stream(side)
-    return graph.replay
+    return Captured(graph, call)
 
 
 def _abandon(graph: torch.cuda.CUDAGraph) -> None:

@@ -99,6 +99,7 @@ class TimedWorker:
             (args, {n: v.clone() for n, v in args.items() if self._is_written(n)}) for args, _ in self._units
         ]
         replay = captured(self._all_calls)
+        replay()  # the first replay of a graph also puts it on the device
         for args, before in kept:
             for name, value in before.items():
                 args[name].copy_(value)

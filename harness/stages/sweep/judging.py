@@ -4,6 +4,7 @@ from harness.domain.check import Check, Control, Figure, Outcome, Samples, Statu
 from harness.domain.table_shape import unusable
 from harness.measure.interleaved import Comparison, compare
 from harness.stages.sweep.layers import chosen_stock, layer_figures, layer_objection
+from harness.stages.sweep.likeness import unlike, unproven, unseen
 from harness.stages.sweep.tables import arm_times, faults
 
 __all__ = ["judge"]
@@ -20,6 +21,12 @@ def judge(check: Check, samples: Samples) -> Outcome:
     if share is None or share < check.number("min_path_share"):
         words = f"the optimised arm took the optimised path for {share or 0:.1%} of its tokens"
         return judged(check, samples, Status.NO_EVIDENCE, words, NEXT_STEPS, None, ())
+    if not is_layer and (difference := unlike(samples)):
+        return judged(check, samples, Status.INVALID, difference, NEXT_STEPS, None, ())
+    if not is_layer and (gap := unproven(check, samples)):
+        return judged(check, samples, Status.NO_EVIDENCE, gap, NEXT_STEPS, None, ())
+    if not is_layer and (noise_words := unseen(samples)):
+        return judged(check, samples, Status.INCONCLUSIVE, noise_words, NEXT_STEPS, None, ())
     try:
         gain, null, slow = (
             compare(times["stock"], times[a], alpha, seed) for a in ("optimised", "null", "slow")
@@ -109,6 +116,7 @@ def _path_share(samples: Samples) -> float | None:
 
 
 NEXT_STEPS = {
+    Status.INVALID: "sample the cell again: both arms on equal work, in a worker whose clock is sound",
     Status.FAIL: "profile the cell: `fasttrack kernels bench`; or take the cell out of the claim's envelope",
     Status.NO_EVIDENCE: "make the optimised path run in this cell; coverage names the decline reason",
     Status.INCONCLUSIVE: "run again on a quieter machine, or with more blocks: `fasttrack run sweep --full`",

@@ -1,23 +1,27 @@
 """Time one cell: four sessions on the same work, in ABBA blocks.
 
 Arms: `stock`, `optimised`, `null` (stock again, for the noise floor) and `slow` (stock with a known delay,
-the control). Tables: `timings` (arm, block, us) and `steps` (ledger totals by arm).
+the control). Tables: `timings` (arm, block, us), `steps` (ledger totals by arm), and those of `likeness`.
 """
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from harness.domain.check import Check, Outcome, Samples, SampleTable
-from harness.domain.pack import SessionRequest
+from harness.domain.pack import Session, SessionRequest
 from harness.domain.stage import StageContext
+from harness.executors.marks import Marks
 from harness.measure.interleaved import TimedUnit, cpu_unit, time_arms
 from harness.stages.sweep.judging import judge
 from harness.stages.sweep.layers import sample_layers
+from harness.stages.sweep.likeness import PROMPT_TOKENS, expert_rows, marked, prefix_rows
 from harness.stages.sweep.stopping import is_narrow
+from harness.stages.sweep.tables import ARMS
 
 __all__ = ["run", "sample"]
 
@@ -29,8 +33,9 @@ WARM_STEPS = 3
 
 
 def run(check: Check, context: StageContext) -> Outcome:
-    """`sample` and `judge` in sequence."""
-    return judge(check, sample(check, context))
+    """`sample` and `judge` in sequence, with this process's clock as the one outside."""
+    marks = Marks()
+    return judge(check, marks.attach(sample(check, replace(context, mark=marks.add))))
 
 
 def sample(check: Check, context: StageContext) -> Samples:
@@ -39,14 +44,15 @@ def sample(check: Check, context: StageContext) -> Samples:
         return sample_layers(check, context)
     steps: Counter[tuple[str, str, str]] = Counter()
     with ExitStack() as stack:
-        work = {
-            arm: _step_work(check, context, arm, steps, stack)
-            for arm in ("stock", "optimised", "null", "slow")
-        }
+        sessions = {arm: _opened(check, context, arm, steps, stack) for arm in ARMS}
+        work = {arm: _step_work(check, context, arm, session) for arm, session in sessions.items()}
         delay_s = _delay(work["slow"], check.number("planted_slowdown"))
         units: dict[str, TimedUnit] = {arm: cpu_unit(step) for arm, step in work.items() if arm != "slow"}
         units["slow"] = cpu_unit(partial(_step_and_spin, work["slow"], delay_s))
+        units = {arm: marked(arm, unit, context.mark) for arm, unit in units.items()}
         rows = time_arms(units, int(check.number("blocks")), is_narrow(check))
+        prefixes = prefix_rows(sessions, partial(_control_session, check, context), _control_prompt(sessions))
+        experts = tuple(expert_rows(sessions))
     return Samples(
         check=check.id,
         tier=context.tier,
@@ -57,33 +63,60 @@ def sample(check: Check, context: StageContext) -> Samples:
                 columns=("arm", "phase", "path", "tokens"),
                 rows=tuple((*key, count) for key, count in sorted(steps.items())),
             ),
+            SampleTable(name="prefixes", columns=("arm", "queries", "hits", "reused_tokens"), rows=prefixes),
+            SampleTable(name="experts", columns=("arm", "experts", "expert", "rows"), rows=experts),
         ),
     )
 
 
-def _step_work(
+def _opened(
     check: Check, context: StageContext, arm: str, steps: Counter[tuple[str, str, str]], stack: ExitStack
-) -> Callable[[], object]:
-    """One decode step of an arm's own session, after a prefill to the cell's context."""
-    from harness.engines.in_process import open_session, random_texts
-
-    cell = check.cell
-    if cell is None:
-        raise AssertionError(f"{check.id} was planned without a cell")
-    blocks = int(check.number("blocks"))
-    request = SessionRequest.model_validate(
-        {
-            "model": check.parameter("model"), "arm": "optimised" if arm == "optimised" else "stock",
-            "implementation": check.parameter("implementation"), "max_requests": cell.batch,
-            "max_context": cell.context + blocks + WARM_STEPS + 8, "tp": cell.tp,
-            "seed": check.parameter("seed"),
-        }
-    )  # fmt: skip
+) -> Session:
+    """An arm's own session."""
+    from harness.engines.in_process import open_session
 
     def observe(d: Any) -> None:
         steps[(arm, d.phase, d.path)] += d.tokens
 
-    session = stack.enter_context(open_session(context.pack, request, observe))
+    request = _request(check, "optimised" if arm == "optimised" else "stock")
+    return stack.enter_context(open_session(context.pack, request, observe))
+
+
+def _request(check: Check, arm: str, **more: int) -> SessionRequest:
+    cell = check.cell
+    if cell is None:
+        raise AssertionError(f"{check.id} was planned without a cell")
+    units = int(check.number("blocks")) + WARM_STEPS
+    implementation = check.parameter("implementation")
+    return SessionRequest.model_validate(
+        {
+            "model": check.parameter("model"), "arm": arm, "implementation": implementation,
+            "max_requests": cell.batch, "max_context": cell.context + units + 8, "tp": cell.tp,
+            "seed": check.parameter("seed"), **more,
+        }
+    )  # fmt: skip
+
+
+def _control_session(check: Check, context: StageContext) -> Session:
+    """A session that keeps prefixes, for the control of its counters."""
+    request = _request(check, "stock", kept_prefixes=2, max_requests=1, max_context=2 * PROMPT_TOKENS)
+    return context.pack.open_session(request, None)
+
+
+def _control_prompt(sessions: Mapping[str, Session]) -> Sequence[int]:
+    from harness.engines.in_process import random_texts
+
+    prompt: Sequence[int] = random_texts(sessions["stock"].vocab_size, 1, PROMPT_TOKENS, 1)[0]
+    return prompt
+
+
+def _step_work(check: Check, context: StageContext, arm: str, session: Session) -> Callable[[], object]:
+    """One decode step of a session, after a prefill to the cell's context."""
+    from harness.engines.in_process import random_texts
+
+    cell = check.cell
+    if cell is None:
+        raise AssertionError(f"{check.id} was planned without a cell")
     context.progress(f"{check.id}: {arm} arm")
     seed = int(check.parameter("seed") or 0)
     prompts = random_texts(session.vocab_size, min(cell.batch, DISTINCT_PROMPTS), cell.context - 1, seed)

@@ -15,13 +15,14 @@ from harness.domain.table_shape import (
     choice,
     misshapen,
 )
+from harness.stages.sweep.likeness import LIKENESS_SHAPES
 from harness.stages.sweep.stopping import stopping_fault
 
 __all__ = ["ARMS", "LAYER_SHAPES", "SHAPES", "arm_times", "faults"]
 
 ARMS = ("stock", "optimised", "null", "slow")
 _ARM = choice(*ARMS)
-SHAPES: Mapping[str, TableShape] = {
+_TIMED: Mapping[str, TableShape] = {
     "timings": TableShape({"arm": _ARM, "block": COUNT, "us": POSITIVE}, key=("arm", "block")),
     "steps": TableShape(
         {
@@ -33,11 +34,12 @@ SHAPES: Mapping[str, TableShape] = {
         key=("arm", "phase", "path"),
     ),
 }
+SHAPES: Mapping[str, TableShape] = {**_TIMED, **LIKENESS_SHAPES}
 
 
 _COMPARED = choice("stock", "optimised")
 LAYER_SHAPES: Mapping[str, TableShape] = {
-    **SHAPES,
+    **_TIMED,
     "stock_arms": TableShape(
         {"name": TEXT, "us": POSITIVE, "is_chosen": FLAG}, key=("name",), is_required=True
     ),

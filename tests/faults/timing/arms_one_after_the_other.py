@@ -3,7 +3,7 @@
 from harness.domain.check import Samples
 from harness.faults.fault import Fault
 from harness.faults.scenes import SamplesScene
-from tests.faults.sample_edits import Row, edit_rows
+from tests.faults.sample_edits import Row, retimed
 
 ORDER = ("stock", "optimised", "null", "slow")
 
@@ -16,7 +16,7 @@ def edit(samples: Samples, is_repaired: bool) -> Samples:
             rows = sorted(rows, key=lambda row: (ORDER.index(row["arm"]), row["block"]))
         return [row | {"us": row["us"] * (4.0 - 3.0 * i / len(rows))} for i, row in enumerate(rows)]
 
-    return edit_rows(samples, "timings", drift)
+    return retimed(samples, drift)
 
 
 FAULT = Fault(

@@ -3,7 +3,7 @@
 from harness.domain.check import Samples
 from harness.faults.fault import Fault
 from harness.faults.scenes import SamplesScene
-from tests.faults.sample_edits import Row, each, edit_rows
+from tests.faults.sample_edits import Row, each, retimed
 
 
 def edit(samples: Samples, is_repaired: bool) -> Samples:
@@ -11,7 +11,7 @@ def edit(samples: Samples, is_repaired: bool) -> Samples:
         is_hit = (row["block"] * 7 + len(row["arm"]) * 3) % 5 < 2 and not is_repaired
         return row | {"us": row["us"] * (4.0 if is_hit else 1.0)}
 
-    return edit_rows(samples, "timings", each(noise))
+    return retimed(samples, each(noise))
 
 
 FAULT = Fault(

@@ -3,7 +3,7 @@
 from harness.domain.check import Samples
 from harness.faults.fault import Fault
 from harness.faults.scenes import SamplesScene
-from tests.faults.sample_edits import Row, each, edit_rows
+from tests.faults.sample_edits import Row, each, retimed
 
 
 def edit(samples: Samples, is_repaired: bool) -> Samples:
@@ -13,7 +13,7 @@ def edit(samples: Samples, is_repaired: bool) -> Samples:
     def same(row: Row) -> Row:
         return row | {"us": stock[row["block"]]} if row["arm"] == "slow" and not is_repaired else row
 
-    return edit_rows(samples, "timings", each(same))
+    return retimed(samples, each(same))
 
 
 FAULT = Fault(

@@ -3,7 +3,7 @@
 from harness.domain.check import Samples
 from harness.faults.fault import Fault
 from harness.faults.scenes import SamplesScene
-from tests.faults.sample_edits import Row, each, edit_rows
+from tests.faults.sample_edits import Row, each, retimed
 
 
 def edit(samples: Samples, is_repaired: bool) -> Samples:
@@ -11,7 +11,7 @@ def edit(samples: Samples, is_repaired: bool) -> Samples:
         factor = 2.0 if row["arm"] == "optimised" and not is_repaired else 1.0
         return row | {"us": row["us"] * factor}
 
-    return edit_rows(samples, "timings", each(slow))
+    return retimed(samples, each(slow))
 
 
 FAULT = Fault(

@@ -1,5 +1,6 @@
 """Sweeps: interleaved times, an interval, a noise floor, and a planted slow-down that must be noticed."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from harness.domain.check import Check, Samples, SampleTable, StageName, Status
 from harness.domain.errors import InputError
 from harness.domain.machine import Tier
+from harness.executors.marks import Marks
 from harness.stages.sweep import judge, run, sample
 from harness.stages.sweep.planning import load_sweep, plan, sweep_cells
 from harness.stages.sweep.tables import SHAPES
@@ -34,8 +36,22 @@ def _samples(check: Check, optimised_us: float, null_us: float = 100.0, share: i
         tables=(
             SampleTable(name="timings", columns=("arm", "block", "us"), rows=rows),
             SampleTable(name="steps", columns=("arm", "phase", "path", "tokens"), rows=steps),
+            *_likeness(rows),
         ),
     )  # fmt: skip
+
+
+def _likeness(rows: tuple[tuple[str, int, float], ...]) -> tuple[SampleTable, ...]:
+    """The clock outside says what the worker's says, no prompt was found again, and two experts were read."""
+    prefixes = (*((arm, 0, 0, 0) for arm in ("stock", "optimised", "null", "slow")), ("control", 2, 1, 128))
+    experts = tuple((arm, 8, expert, 1) for arm in ("stock", "optimised") for expert in (2, 5))
+    return (
+        SampleTable(
+            name="outside", columns=("name", "us"), rows=tuple((f"{a}.{b}", us) for a, b, us in rows)
+        ),
+        SampleTable(name="prefixes", columns=("arm", "queries", "hits", "reused_tokens"), rows=prefixes),
+        SampleTable(name="experts", columns=("arm", "experts", "expert", "rows"), rows=experts),
+    )
 
 
 def test_cells_come_from_the_envelopes_edges() -> None:
@@ -158,5 +174,7 @@ def test_arms_are_paired_by_block_in_whatever_order_the_rows_come() -> None:
 
 def test_the_sampler_writes_the_tables_that_the_judge_asks_for(tmp_path: Path) -> None:
     pack = FakePack()
-    taken = sample(planned(SWEEP, ".b1.c64.", pack), stage_context(pack, tmp_path))
+    marks = Marks()
+    context = replace(stage_context(pack, tmp_path), mark=marks.add)
+    taken = marks.attach(sample(planned(SWEEP, ".b1.c64.", pack), context))
     assert {t.name: t.columns for t in taken.tables} == {n: tuple(s.columns) for n, s in SHAPES.items()}

@@ -1,0 +1,128 @@
+"""Like work on a clock that no candidate holds: each difference has its own verdict."""
+
+from typing import Any
+
+import pytest
+
+from harness.domain.check import Samples, SampleTable, Status
+from harness.domain.machine import Tier
+from harness.executors.marks import Marks, stretch
+from harness.stages.sweep import judge
+from harness.stages.sweep.likeness import expert_rows
+from tests.stages.spoiled_tables import with_rows
+from tests.stages.sweep.test_sweep import _check, _samples
+
+
+def rows_of(samples: Samples, table: str) -> tuple[Any, ...]:
+    found = samples.table(table)
+    assert found is not None
+    return found.rows
+
+
+def test_a_worker_whose_clock_runs_slow_is_invalid_by_the_clock_outside() -> None:
+    check = _check()
+    honest = _samples(check, 50.0)
+    slow = tuple((a, b, us * 100 if a == "optimised" else us) for a, b, us in rows_of(honest, "timings"))
+    outside = tuple((f"{arm}.{block}", us * 1000) for arm, block, us in slow)
+    told = tuple((arm, block, us * 1000) for arm, block, us in rows_of(honest, "timings"))
+    lying = with_rows(with_rows(honest, "outside", outside), "timings", told)
+    outcome = judge(check, lying)
+    assert outcome.status is Status.INVALID
+    assert "40 of 40 units of arm optimised took another time by the clock outside" in outcome.summary
+
+
+def test_some_units_that_the_listener_noted_late_do_not_make_a_run_invalid() -> None:
+    check = _check()
+    honest = _samples(check, 50.0)
+    late = tuple(
+        (name, us + (90_000 if name.endswith("3") else 0)) for name, us in rows_of(honest, "outside")
+    )
+    assert judge(check, with_rows(honest, "outside", late)).status is Status.PASS
+
+
+def test_a_unit_that_no_clock_outside_saw_makes_the_run_invalid() -> None:
+    check = _check()
+    honest = _samples(check, 50.0)
+    rest = tuple(row for row in rows_of(honest, "outside") if row[0] != "slow.7")
+    outcome = judge(check, with_rows(honest, "outside", rest))
+    assert outcome.status is Status.INVALID
+    assert "not every unit of arm slow" in outcome.summary
+
+
+def test_prompts_out_of_the_prefix_cache_make_the_run_invalid() -> None:
+    check = _check()
+    honest = _samples(check, 50.0)
+    rows = tuple(
+        (a, 4, 4, 252) if a == "optimised" else (a, *rest) for a, *rest in rows_of(honest, "prefixes")
+    )
+    outcome = judge(check, with_rows(honest, "prefixes", rows))
+    assert outcome.status is Status.INVALID
+    assert "4 of 4 prompts of arm optimised came from the prefix cache (252 tokens)" in outcome.summary
+
+
+def test_counters_that_do_not_rise_where_a_prompt_came_twice_prove_nothing() -> None:
+    check = _check()
+    honest = _samples(check, 50.0)
+    rows = tuple((a, q, 0, 0) for a, q, _, _ in rows_of(honest, "prefixes"))
+    outcome = judge(check, with_rows(honest, "prefixes", rows))
+    assert outcome.status is Status.NO_EVIDENCE
+    assert "counters did not rise" in outcome.summary
+
+
+def test_a_clock_outside_that_does_not_see_the_planted_slow_down_decides_nothing() -> None:
+    check = _check()
+    honest = _samples(check, 50.0)
+    flat = tuple((name, 100.0) for name, _ in rows_of(honest, "outside"))
+    outcome = judge(check, with_rows(honest, "outside", flat))
+    assert outcome.status is Status.INCONCLUSIVE
+    assert "did not see the planted slow-down" in outcome.summary
+
+
+@pytest.mark.parametrize(
+    ("experts", "status"),
+    [
+        (tuple(("stock", 64, e, 1) for e in range(12)), Status.PASS),
+        (tuple(("stock", 64, e, 8) for e in range(2)), Status.NO_EVIDENCE),  # of about 14 by chance
+    ],
+)
+def test_eight_rows_must_choose_about_as_many_experts_as_an_even_router(
+    experts: tuple[Any, ...], status: Status
+) -> None:
+    check = _check()
+    assert check.cell is not None
+    crowd = check.model_copy(update={"cell": check.cell.model_copy(update={"batch": 8})})
+    both = (*experts, *(("optimised", *row[1:]) for row in experts))
+    assert judge(crowd, with_rows(_samples(crowd, 50.0), "experts", both)).status is status
+
+
+class Router:
+    """The one question of a session that the histogram needs."""
+
+    def expert_choices(self) -> tuple[int, list[list[int]]]:
+        return 8, [[3, 1], [3, 7]]
+
+
+def test_the_histogram_counts_the_rows_of_each_expert() -> None:
+    sessions: Any = {"stock": Router(), "optimised": Router()}
+    assert list(expert_rows(sessions))[:3] == [("stock", 8, 1, 1), ("stock", 8, 3, 2), ("stock", 8, 7, 1)]
+
+
+def test_marks_note_each_stretch_once_and_replace_what_the_samples_say_themselves() -> None:
+    marks = Marks()
+    with stretch(marks.add, "stock.0"):
+        pass
+    with stretch(marks.add, "stock.0"):
+        pass
+    marks.add("end never")
+    own = SampleTable(name="outside", columns=("name", "us"), rows=(("stock.0", 1e-30),))
+    samples = marks.attach(Samples(check="sweep/x", tier=Tier.SMOKE, tables=(own,)))
+    (table,) = samples.tables
+    ((name, us),) = table.rows
+    assert name == "stock.0"
+    assert isinstance(us, float)
+    assert us > 1e-3
+
+
+def test_samples_without_marks_lose_what_they_say_of_a_clock_outside() -> None:
+    own = SampleTable(name="outside", columns=("name", "us"), rows=(("stock.0", 5.0),))
+    assert Marks().attach(Samples(check="sweep/x", tier=Tier.SMOKE, tables=(own,))).tables == ()
