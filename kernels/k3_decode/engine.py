@@ -88,10 +88,12 @@ class Engine:
         pairs = list(zip(ranks, self._pool.caches, strict=True))
         self._stock = tuple(StockModel(rank, caches) for rank, caches in pairs)
         self._optimised: tuple[OptimisedStep, ...] = ()
+        self._router_rows = 1
         if is_supported(shapes.model):
             table = load_ops(options.implementation, shapes, device)
             if options.poisoned_op is not None:
                 table = poisoned(table, options.poisoned_op, options.poison_scale)
+            self._router_rows = table["router"].from_rows
             rows = min(options.max_requests * (1 + options.drafts), guard.envelope.max_rows_per_step)
             self._optimised = tuple(OptimisedStep(rank, caches, table, rows) for rank, caches in pairs)
         self._graphs = GraphedSteps(self._optimised, self._pool.max_pages) if options.is_graph else None
@@ -109,6 +111,8 @@ class Engine:
         self._requests: dict[int, Request] = {}
         self._next_id = 0
         self._steps = 0
+        self._last_run = (False, 0)
+        """Path and rows of the last step."""
 
     @property
     def vocab_size(self) -> int:
@@ -194,6 +198,18 @@ class Engine:
         for step in self._optimised:
             totals = [a + b for a, b in zip(totals, step.launches.tolist(), strict=False)]
         return {op: count for op, count in zip(OP_NAMES, totals, strict=True) if count}
+
+    def expert_choices(self) -> tuple[int, list[list[int]]]:
+        """How many experts a layer has, and those of each row of the last step in its last MoE layer.
+
+        No rows where no router was launched: one row's choice may be made inside the experts' kernel.
+        """
+        model = self._ranks[0].shapes.model
+        is_optimised, rows = self._last_run
+        found = self._optimised[0].buffers.get("ids") if is_optimised else self._stock[0].choice
+        if found is None or (is_optimised and rows < self._router_rows):
+            return model.experts, []
+        return model.experts, found[:rows].tolist()
 
     def watched(self) -> dict[str, torch.Tensor]:
         """Every tensor reachable from the engine, by name."""
@@ -297,6 +313,7 @@ class Engine:
         self, live: Sequence[Request], rows: Sequence[Sequence[int]], *, is_optimised: bool
     ) -> torch.Tensor:
         size = len(rows[0])
+        self._last_run = (is_optimised, size * len(rows))
         for request in live:
             self._prefixes.reserve(request, size)
         flat = [token for drafted in rows for token in drafted]

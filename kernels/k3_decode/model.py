@@ -53,6 +53,8 @@ class StockModel:
         self._weights, self._caches = weights, caches
         self._model, self._tp = weights.shapes.model, weights.shapes.tp
         self._unpacked = _unpacked_experts(weights)
+        self.choice: torch.Tensor | None = None
+        """int32 [B, k]: experts of the last MoE layer that ran."""
 
     def forward(self, tokens: torch.Tensor, work: StepInputs | PrefillChunk) -> Exchange:
         """fp32 logits [B, vocab] of step rows, or [1, vocab] after a chunk ([T, vocab] if it wants all)."""
@@ -236,6 +238,7 @@ class StockModel:
             weights=shares,
             scale=model.routed_scale,
         )
+        self.choice = ids
         activation = situ if model.is_situ else _silu
         routed = experts.combine(z, ids, shares, self._experts_of(index, weights), activation)
         routed = yield from reduce(routed, self._tp)
