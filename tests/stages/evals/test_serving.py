@@ -1,0 +1,190 @@
+"""The canary asked in its own words: official formats, features, and the engine behind them."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.domain.check import Check, StageName, Status
+from harness.domain.errors import InputError
+from harness.domain.pack import Pack, SessionRequest
+from harness.domain.policy import Proof
+from harness.domain.resources import data_folder
+from harness.engines.in_process_engine import InProcessEngine
+from harness.engines.packs import load_pack
+from harness.engines.serving import Ask
+from harness.engines.text_codec import ByteCodec, TokenCodec, WordCodec, load_words
+from harness.stages.evals import judge, plan, sample
+from harness.stages.evals.aime import find_integer
+from harness.stages.evals.features import FEATURES
+from harness.stages.evals.fixtures import aime_rows, mrcr_rows
+from harness.stages.evals.planning import OFFICIAL
+from harness.stages.evals.questions import read_aime, read_mrcr
+from tests.fakes.pack import FakePack
+from tests.fakes.requests import POLICY, plan_request, stage_context
+
+WORDS = data_folder("evals") / "canary" / "words.json"
+
+
+@pytest.fixture(scope="module")
+def codec() -> WordCodec:
+    return WordCodec(load_words(WORDS))
+
+
+@pytest.fixture(scope="module")
+def pack() -> Pack:
+    return load_pack("k3_decode")
+
+
+def test_the_word_list_has_the_packs_own_tokens(codec: WordCodec) -> None:
+    from k3_decode.canary import vocabulary
+
+    words = codec.words
+    assert (words.begin, words.user, words.assistant, words.query, words.end) == (
+        vocabulary.BOS, vocabulary.USER, vocabulary.ASSISTANT, vocabulary.QUERY, vocabulary.END,
+    )  # fmt: skip
+    assert len(words.words) == vocabulary.VOCAB
+    for token, word in enumerate(words.words):
+        spelled = vocabulary.spell(token)
+        if token >= vocabulary.CONTENT:
+            assert not word.isascii() or word.startswith("caf"), word
+        else:
+            assert word == ("" if spelled.startswith("?") else spelled)
+
+
+def test_generated_rows_in_the_hubs_schema_ask_exactly_the_packs_own_questions(
+    pack: Pack, codec: WordCodec
+) -> None:
+    items = pack.eval_items("mrcr_canary", 4, 3)
+    for question, item in zip(read_mrcr(mrcr_rows(items, codec), None, len), items, strict=True):
+        assert codec.encode(Ask(item="x", messages=question.messages, max_tokens=1)) == item.prompt
+        assert codec.decode(item.target) == question.target
+        assert question.target.startswith(question.prefix + " ")
+    chains = pack.eval_items("chain_canary", 4, 3)
+    for question, item in zip(read_aime(aime_rows(chains, codec)), chains, strict=True):
+        assert codec.encode(Ask(item="x", text=question.prompt, max_tokens=1)) == item.prompt
+        assert find_integer(codec.decode(item.target)) == int(question.target)
+
+
+def test_a_word_that_the_model_does_not_know_is_an_error(codec: WordCodec) -> None:
+    with pytest.raises(InputError, match="'tapirs' is none of the"):
+        codec.encode(Ask(item="x", text="BOS tapirs", max_tokens=1))
+
+
+def test_bytes_go_there_and_back() -> None:
+    codec = ByteCodec()
+    tokens = codec.encode(Ask(item="x", text="é🙂", max_tokens=1))
+    assert tokens == (0xC3, 0xA9, 0xF0, 0x9F, 0x99, 0x82)
+    assert codec.decode((*tokens, codec.stop)) == "é🙂"
+    assert b"".join(codec.pieces()[t] for t in tokens).decode() == "é🙂"
+
+
+def _fake_engine(**fields: int) -> InProcessEngine:
+    request = SessionRequest(model="tiny", arm="stock", max_requests=8, max_context=99, **fields)
+    return InProcessEngine(FakePack(), request, TokenCodec(-1), "mix")
+
+
+def test_answers_of_both_arms_draw_the_same_tokens_from_the_same_seed() -> None:
+    asks = [Ask(item=str(n), tokens=(3, n), max_tokens=9, temperature=1.0, seed=5) for n in range(4)]
+    found = {}
+    for arm in ("stock", "optimised"):
+        with _fake_engine().open(arm) as server:
+            found[arm] = [reply.tokens for reply in server.answer(asks)]
+    assert found["stock"] == found["optimised"]
+    with _fake_engine().open("stock") as server:
+        again = server.answer([ask.model_copy(update={"seed": 6}) for ask in asks])
+    assert [reply.tokens for reply in again] != found["stock"]
+
+
+def test_a_reply_tells_step_path_and_likeliest_tokens_of_every_position() -> None:
+    with _fake_engine().open("optimised") as server:
+        (reply,) = server.answer([Ask(item="a", tokens=(3, 4), max_tokens=4)])
+        ledger = server.ledger()
+    assert reply.steps[0] is None
+    assert set(reply.paths[1:]) == {"optimised/taken"}
+    assert len(reply.likeliest) == len(reply.tokens)
+    assert all(told[0][0] == token for told, token in zip(reply.likeliest, reply.tokens, strict=True))
+    decoded = {(kind.phase, kind.path, kind.requests): tokens for kind, tokens in ledger.items()}
+    assert decoded["decode", "optimised", 1] == len(reply.tokens) - 1
+
+
+def test_a_nan_ends_an_answer_with_an_error_and_is_never_a_token() -> None:
+    from tests.fakes.pack import Faults
+
+    request = SessionRequest(model="tiny", arm="optimised", max_requests=1, max_context=99)
+    engine = InProcessEngine(FakePack(Faults(nan_from_step=2)), request, TokenCodec(-1), "mix")
+    with engine.open("optimised") as server:
+        (reply,) = server.answer([Ask(item="a", tokens=(3, 4), max_tokens=9)])
+    assert reply.finish == "error"
+    assert len(reply.tokens) == 3
+
+
+def test_an_arm_that_the_engine_cannot_open_is_an_error() -> None:
+    with pytest.raises(ValueError, match="arm 'oracle' is none of"), _fake_engine().open("oracle"):
+        pass
+
+
+def _planned(pack: Pack, *subjects: str) -> tuple[Check, ...]:
+    proofs = tuple(
+        Proof(stage=p.stage, subjects=subjects, thresholds=(("margin", 0.6),))
+        if p.stage is StageName.EVALS
+        else p
+        for p in POLICY.proofs
+    )
+    request = plan_request(policy=POLICY.model_copy(update={"proofs": proofs}))
+    from dataclasses import replace
+
+    from harness.documents import load_claim
+
+    return plan(replace(request, pack=pack, claim=load_claim(pack.claim_file())))
+
+
+def test_a_policy_names_evals_by_subject_or_all_features_that_the_claim_promises(pack: Pack) -> None:
+    names = [check.subject for check in _planned(pack, "features", "mrcr_fixture")]
+    assert names == ["mrcr_fixture", *FEATURES]
+    official = _planned(pack, *OFFICIAL)
+    assert [check.id for check in official] == [
+        "evals/mrcr_2needle/k3", "evals/mrcr_4needle/k3", "evals/mrcr_8needle/k3",
+        "evals/aime25.greedy/k3", "evals/aime25.repeated/k3",
+    ]  # fmt: skip
+    assert all("server" in str(check.unavailable) for check in official)
+
+
+def test_the_bands_of_mrcr_go_as_far_as_the_claims_context_and_batches_as_its_buckets(pack: Pack) -> None:
+    check = _planned(pack, "mrcr")[0]
+    assert check.cell is not None
+    assert check.cell.context == 1048576
+    assert str(check.parameter("bands")).count(",") == 7
+    assert check.parameter("batches") == "1,8,64"
+
+
+def test_chance_may_fail_the_evals_of_a_plan_no_more_often_than_the_policy_says(pack: Pack) -> None:
+    checks = _planned(pack, "drift", "mrcr_canary", "chain_canary", "temperature_sampling")
+    shares = [check.number("false_alarm") for check in checks if check.subject != "drift"]
+    assert shares == [pytest.approx(0.05 / 3)] * 3
+
+
+def test_mrcr_in_the_hubs_format_is_answered_by_the_canary_and_passes(pack: Pack, tmp_path: Path) -> None:
+    (check,) = _planned(pack, "mrcr_fixture")
+    asked = dict(check.parameters) | {"questions": 2, "items": 2}
+    check = check.model_copy(update={"parameters": tuple(asked.items())})
+    outcome = judge(check, sample(check, stage_context(pack, tmp_path)))  # type: ignore[arg-type]  # any pack does
+    figures = {figure.name: figure.value for figure in outcome.figures}
+    assert (figures["stock_score"], figures["optimised_score"], figures["path_share"]) == (1.0, 1.0, 1.0)
+    assert outcome.control is not None
+    assert outcome.control.kind == "poison"
+    assert outcome.status in (Status.PASS, Status.INCONCLUSIVE)
+
+
+@pytest.mark.parametrize("name", ["structured_output", "stop_handling"])
+def test_a_feature_is_shown_in_both_arms_and_its_control_goes_wrong(
+    name: str, pack: Pack, tmp_path: Path
+) -> None:
+    if name == "structured_output":
+        pytest.importorskip("outlines_core", reason="answers under a schema need outlines-core")
+    (check,) = _planned(pack, name)
+    asked = dict(check.parameters) | {"items": 2}
+    check = check.model_copy(update={"parameters": tuple(asked.items())})
+    outcome = judge(check, sample(check, stage_context(pack, tmp_path)))  # type: ignore[arg-type]  # any pack does
+    assert outcome.status is Status.PASS, outcome.summary
+    assert outcome.control is not None
+    assert outcome.control.kind == "switch_off"
