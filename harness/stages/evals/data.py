@@ -15,8 +15,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import yaml
-
 from harness.domain.errors import InputError
 from harness.domain.record import Digest, Record, canonical_bytes, sha256_hex
 from harness.domain.resources import data_folder
@@ -61,6 +59,8 @@ class Rows(NamedTuple):
 @lru_cache(maxsize=1)
 def sources() -> Mapping[str, Source]:
     """Official sources by task."""
+    import yaml  # a bare worker samples embedded tasks without it
+
     text = (data_folder("evals") / "sources.yaml").read_text(encoding="utf-8")
     return {name: Source.model_validate(fields) for name, fields in yaml.safe_load(text).items()}
 

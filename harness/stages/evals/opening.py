@@ -12,7 +12,6 @@ from harness.domain.errors import InputError
 from harness.domain.pack import SessionRequest
 from harness.domain.resources import data_folder
 from harness.domain.stage import StageContext
-from harness.engines.in_process_engine import InProcessEngine
 from harness.engines.serving import Engine
 from harness.engines.text_codec import ByteCodec, TextCodec, WordCodec, load_words
 from harness.stages.evals.asking import Journal
@@ -44,6 +43,8 @@ def open_engine(
     name = str(dict(check.parameters).get("engine", "in-process"))
     if name != "in-process":
         raise InputError(f"{check.id} asks for the engine {name!r}, which this version does not have")
+    from harness.engines.in_process_engine import InProcessEngine  # loads torch; planning and judging do not
+
     request = arm_request(check, max_requests, max_context)
     ops = context.pack.ops()
     return InProcessEngine(context.pack, request, codec, ops[0].name if ops else None)

@@ -1,5 +1,7 @@
 """The canary asked in its own words: official formats, features, and the engine behind them."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -136,6 +138,13 @@ def _planned(pack: Pack, *subjects: str) -> tuple[Check, ...]:
     from harness.documents import load_claim
 
     return plan(replace(request, pack=pack, claim=load_claim(pack.claim_file())))
+
+
+def test_planning_and_judging_load_no_torch() -> None:
+    modules = "harness.stages.evals.planning, harness.stages.evals.judging"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_a_policy_names_evals_by_subject_or_all_features_that_the_claim_promises(pack: Pack) -> None:
