@@ -78,6 +78,12 @@ def _sweep() -> Any:
     return typer.main.get_command(app)
 
 
+def _audit() -> Any:
+    from harness.cli.audit import app
+
+    return typer.main.get_command(app)
+
+
 def _faults() -> Any:
     from harness.cli.faults import app
 
@@ -131,6 +137,7 @@ COMMANDS: dict[str, tuple[str, Callable[[], Any]]] = {
     "kernels": ("List, test and time fused ops, per cell.", _kernels),
     "evals": ("List, run and compare evals.", _evals),
     "sweep": ("Run and compare sweeps.", _sweep),
+    "audit": ("Read compiled kernels that no pack describes.", _audit),
     "faults": ("Plant known faults one by one and see which stage objects.", _faults),
     "bundle": ("Verify, show, compare, pack and sign bundles.", _bundle),
     "gate": ("Decide on bundles: admitted (0), rejected (1), could not judge (2).", _gate),

@@ -24,13 +24,14 @@ from harness.stages.audit.program import (
     SourceLine,
 )
 
-__all__ = ["parse_sass", "target_of"]
+__all__ = ["parse_sass", "target_of", "unread_lines"]
 
 ARCHITECTURE = re.compile(r"^\s*\.target\s+([\w.]+)", re.MULTILINE)
 SECTION = re.compile(r"^\s*\.section\s+\.text\.([\w$.]+)")
 LINE = re.compile(r'^\s*//## File "([^"]*)", line (\d+)')
 LABEL = re.compile(r"^([.$\w]+):\s*$")
 CODE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+\{?\s*(@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
+ADDRESSED = re.compile(r"^/\*[0-9a-f]{4,}\*/")
 REGISTER = re.compile(r"\b(U?R)(\d+)\b")
 BANK = re.compile(r"c\[0x0\]\[0x([0-9a-f]+)\]")
 INDEXED_BANK = re.compile(r"c\[(?!0x0\]\[0x)")
@@ -136,6 +137,12 @@ def parse_sass(
         if kernel is not None:
             found.append(_program(name, rows, kernel, doubtful))
     return tuple(found)
+
+
+def unread_lines(text: str) -> list[str]:
+    """Lines that look like instructions, in a kernel's section, and were not understood."""
+    lines = (raw.strip() for raw in text.splitlines())
+    return [line for line in lines if ADDRESSED.match(line) and not CODE.match(line)]
 
 
 def _program(name: str, rows: list[str], kernel: KernelResources, doubtful: frozenset[SourceLine]) -> Program:
