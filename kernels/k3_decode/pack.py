@@ -7,6 +7,7 @@ something imports on use.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -26,6 +27,8 @@ __all__ = ["K3DecodePack", "live_contracts", "live_variants", "main"]
 
 ROOT = Path(__file__).resolve().parent
 PREFIX = "kernels/k3_decode/"
+EXPECTED = ROOT / "cute" / "expected.json"
+"""What each kernel may cost on each architecture, as `fasttrack audit expect` wrote it."""
 RECORDS = (".md", ".svg", ".jsonl")
 """Suffixes of files that nothing runs by."""
 LAYER_KINDS = ("kda_moe", "mla_moe")
@@ -276,14 +279,19 @@ def live_contracts() -> tuple[door.OpContract, ...]:
 
 
 def live_variants() -> tuple[door.KernelVariant, ...]:
-    """Every compiled kernel from its module; imports torch and cutlass."""
+    """Every compiled kernel from its module, with what audits found that it costs; imports torch and
+    cutlass.
+    """
     from k3_decode.compile import all_variants
+
+    measured: dict[str, dict[str, int]] = json.loads(EXPECTED.read_text()) if EXPECTED.is_file() else {}
 
     return tuple(
         door.KernelVariant(
             op=v.op, name=v.name, architectures=v.architectures, parameters=v.parameters,
             source=PREFIX + v.source,
-            is_smoke=v.is_smoke, max_cluster=v.max_cluster, expected=v.expected,
+            is_smoke=v.is_smoke, max_cluster=v.max_cluster,
+            expected=(*v.expected, *measured.get(v.name, {}).items()),
         )
         for v in all_variants()
     )  # fmt: skip
