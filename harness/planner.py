@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from harness import __version__
 from harness.domain.check import Check, StageName
+from harness.domain.claim import Claim
 from harness.domain.errors import InputError
 from harness.domain.machine import Machine, Tier
 from harness.domain.pack import Pack
@@ -23,9 +24,9 @@ from harness.domain.stage import PlanRequest
 from harness.stages import stage_of
 
 __all__ = [
-    "SHARES_CORES", "SIDE_BY_SIDE", "CheckGroup", "CodeDigests", "StageCost", "estimate_costs", "make_nonce",
-    "make_plan", "plan_seed", "repeat_plan", "request_again", "resolve_tier", "skipped_by_reason",
-    "stated_once",
+    "SHARES_CORES", "SIDE_BY_SIDE", "CheckGroup", "CodeDigests", "StageCost", "claim_or_best",
+    "estimate_costs", "make_nonce", "make_plan", "plan_seed", "repeat_plan", "request_again",
+    "resolve_tier", "skipped_by_reason", "stated_once",
 ]  # fmt: skip
 
 SIDE_BY_SIDE = 2
@@ -73,23 +74,39 @@ def plan_seed(head_sha: str, nonce: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{head_sha}:{nonce}".encode()).digest()[:4]) >> 1
 
 
-def resolve_tier(asked: str, machine: Machine) -> Tier:
-    """The tier of this run; `auto` is the best the machine can give.
+def resolve_tier(asked: str, machine: Machine, claim: Claim) -> Tier:
+    """The tier of this run; `auto` is the best the machine can give, short of the claimed size.
 
     Raises `InputError` when the machine cannot reach the tier that was asked for.
     """
     if asked == "auto":
         return machine.best_tier
+    if asked not in list(Tier):
+        raise InputError(f"--tier {asked!r} is no tier; the tiers are auto, {', '.join(Tier)}")
     tier = Tier(asked)
-    if tier.strength > max(machine.best_tier.strength, Tier.CLAIM.strength if machine.gpus else 0):
+    needed = {Tier.SMOKE: 0, Tier.RANK: 1, Tier.NODE: 2, Tier.CLAIM: max(claim.envelope.tp)}[tier]
+    usable = sum(gpu.arch is not None for gpu in machine.gpus)
+    if usable < needed:
+        best = claim_or_best(machine, claim).value
         raise InputError(
-            f"tier {asked!r} needs a supported GPU and this machine has none ({len(machine.gpus)} GPUs "
-            "seen); run "
-            "with --tier smoke, or plan here with `fasttrack plan --machine FILE --save PLAN` and run the "
-            "plan on "
-            "a GPU machine with `fasttrack worker PLAN`"
+            f"tier {tier.value} needs {_gpus(needed)} of a supported kind in one machine, and this one has "
+            f"{usable or 'none'} ({len(machine.gpus)} seen): run here with --tier {best}, or plan here with "
+            "`fasttrack plan --machine FILE --save PLAN` and run the plan on such a machine with `fasttrack "
+            "worker PLAN`"
         )
     return tier
+
+
+def claim_or_best(machine: Machine, claim: Claim) -> Tier:
+    """The strongest tier that a machine's evidence can have: `claim` needs as many GPUs as the claim divides
+    a model over.
+    """
+    usable = sum(gpu.arch is not None for gpu in machine.gpus)
+    return Tier.CLAIM if usable and usable >= max(claim.envelope.tp) else machine.best_tier
+
+
+def _gpus(count: int) -> str:
+    return "one GPU" if count == 1 else f"{count} GPUs"
 
 
 def make_plan(

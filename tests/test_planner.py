@@ -1,9 +1,20 @@
 """What a plan will take and what it leaves out, told so that a person reads it in one screen."""
 
+import pytest
+
 from harness.domain.check import Check, StageName
-from harness.domain.machine import Tier
+from harness.domain.errors import InputError
+from harness.domain.machine import Gpu, Machine, Tier
 from harness.domain.plan import Plan
-from harness.planner import CodeDigests, estimate_costs, make_plan, skipped_by_reason, stated_once
+from harness.planner import (
+    CodeDigests,
+    estimate_costs,
+    make_plan,
+    resolve_tier,
+    skipped_by_reason,
+    stated_once,
+)
+from tests.evidence.example_run import example_claim, example_machine
 from tests.fakes.requests import plan_request
 
 
@@ -48,6 +59,38 @@ def test_checks_that_cannot_run_are_grouped_by_reason_most_frequent_first() -> N
         ("no GPU", ["kernels/mix/b", "evals/drift/a"]),
         ("needs a license", ["kernels/mix/a"]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "asked", "words"),
+    [
+        (0, "rank", "tier rank needs one GPU of a supported kind in one machine, and this one has none"),
+        (1, "node", "tier node needs 2 GPUs of a supported kind in one machine, and this one has 1"),
+        (1, "claim", "tier claim needs 8 GPUs of a supported kind in one machine, and this one has 1"),
+        (4, "claim", "and this one has 4 (4 seen): run here with --tier node"),
+        (8, "god", "--tier 'god' is no tier; the tiers are auto, smoke, rank, node, claim"),
+    ],
+)
+def test_a_tier_that_a_machine_cannot_give_is_refused_with_what_it_takes(
+    gpus: int, asked: str, words: str
+) -> None:
+    with pytest.raises(InputError) as refused:
+        resolve_tier(asked, _machine(gpus), example_claim())
+    assert words in str(refused.value)
+
+
+def test_a_machine_gives_every_tier_up_to_its_own_and_auto_stops_short_of_the_claimed_size() -> None:
+    claim = example_claim()
+    given = {asked: resolve_tier(asked, _machine(8), claim).value for asked in (*Tier, "auto")}
+    assert given == {
+        "smoke": "smoke", "rank": "rank", "node": "node", "claim": "claim", "auto": "node",
+    }  # fmt: skip
+    assert resolve_tier("auto", _machine(1), claim) is Tier.RANK
+
+
+def _machine(gpus: int) -> Machine:
+    one = Gpu(name="NVIDIA H200", arch="sm_90a", memory_bytes=1)
+    return example_machine().model_copy(update={"gpus": (one,) * gpus})
 
 
 def _plan(*checks: Check) -> Plan:

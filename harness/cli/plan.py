@@ -46,7 +46,8 @@ def plan(
 
 def _print_plan(plan: "Plan", *, show_all: bool) -> None:
     from harness.cli.console import out
-    from harness.planner import estimate_costs, skipped_by_reason, stated_once
+    from harness.gate.demands import out_of_reach
+    from harness.planner import skipped_by_reason, stated_once
 
     change, machine = plan.change, plan.machine
     gpus = ", ".join(gpu.name for gpu in machine.gpus) or "no GPU"
@@ -61,11 +62,11 @@ def _print_plan(plan: "Plan", *, show_all: bool) -> None:
     for name, words in facts.items():
         out.print(f"{name:<18} {words}", markup=False, soft_wrap=True)
     out.print(_cost_table(plan))
-    weak = [cost for cost in estimate_costs(plan) if cost.wanted.strength > plan.tier.strength]
-    if weak:
+    if out_of_reach(plan):
         out.print(
-            f"Evidence from here is of tier {plan.tier.value}; policy {plan.policy.name} counts "
-            f"{', '.join(f'{cost.stage.value} from {cost.wanted.value}' for cost in weak)} on.",
+            f"Evidence from here is of tier {plan.tier.value} on {plan.machine.arch}; policy "
+            f"{plan.policy.name} also asks for what the column `still needed elsewhere` names, and the gate "
+            "rejects without it.",
             markup=False,
         )
     out.print(_group_table("what would run", "proves", stated_once(plan), show_all=show_all))
@@ -78,20 +79,24 @@ def _cost_table(plan: "Plan") -> "Table":
     from rich.table import Table
 
     from harness.domain.check import StageName
+    from harness.gate.demands import out_of_reach
     from harness.planner import estimate_costs
 
+    elsewhere = out_of_reach(plan)
     costs = estimate_costs(plan)
     table = Table(pad_edge=False, caption_justify="left", show_footer=True)
     table.add_column("stage", "in all")
     table.add_column("will run", str(sum(cost.checks for cost in costs)), justify="right")
     table.add_column("cannot run here", str(sum(cost.unavailable for cost in costs)), justify="right")
-    table.add_column("policy asks for")
+    table.add_column("still needed elsewhere")
     table.add_column("about", _minutes(sum(cost.seconds for cost in costs)), justify="right")
     if any(cost.stage is StageName.AUDIT for cost in costs):
         table.caption = "audit: as in a first run; compiled kernels are kept for later ones"
     for cost in costs:
         gone = str(cost.unavailable) if cost.unavailable else "-"
-        table.add_row(cost.stage.value, str(cost.checks), gone, cost.wanted.value, _minutes(cost.seconds))
+        mine = [d for d in elsewhere if d.stage is cost.stage]
+        lacking = ", ".join(f"{d.arch} at {d.tier.value}" if d.arch else f"at {d.tier.value}" for d in mine)
+        table.add_row(cost.stage.value, str(cost.checks), gone, lacking or "-", _minutes(cost.seconds))
     return table
 
 

@@ -79,6 +79,7 @@ def _plan_here(first: "Bundle", words: tuple[str, ...], path: Path) -> "Plan":
     """The same questions for this machine; raises `EvidenceError` where other kernels are installed."""
     from harness.domain.errors import EvidenceError
     from harness.engines.packs import harness_digest, load_pack, pack_digest
+    from harness.evidence.commands import pack_path, worktree_command, worktree_folder
     from harness.measure.machine import read_machine
     from harness.planner import CodeDigests, repeat_plan, request_again, resolve_tier
 
@@ -88,10 +89,11 @@ def _plan_here(first: "Bundle", words: tuple[str, ...], path: Path) -> "Plan":
     if digests.pack != plan.pack_digest:
         raise EvidenceError(
             f"{path} is about other kernels (pack {plan.pack}, digest {plan.pack_digest[:12]}) than are "
-            f"installed here ({digests.pack[:12]}), so nothing could be compared; check out its head, "
-            f"`git worktree add ../repeat {plan.change.head}`, install that checkout and reproduce there"
+            f"installed here ({digests.pack[:12]}), so nothing could be compared; in a clone run "
+            f"`{worktree_command(plan.change.head)}`, and reproduce with the pack of that folder: "
+            f"`{pack_path(pack, worktree_folder(plan.change.head))} fasttrack reproduce {path} ...`"
         )
-    resolve_tier(plan.tier.value, machine)
+    resolve_tier(plan.tier.value, machine, plan.claim)
     return repeat_plan(plan, first.digest or "", request_again(plan, pack, machine), digests, words)
 
 

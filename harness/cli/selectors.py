@@ -151,6 +151,7 @@ def make_selected_plan(selection: Selection) -> Any:
     from harness.documents import load_claim, load_policy_set
     from harness.domain.stage import PlanRequest
     from harness.engines.packs import harness_digest, load_pack, pack_digest
+    from harness.evidence.commands import pack_path, worktree_command, worktree_folder
     from harness.planner import CodeDigests, make_nonce, make_plan, plan_seed, resolve_tier
     from harness.repository import Limits
 
@@ -159,14 +160,23 @@ def make_selected_plan(selection: Selection) -> Any:
     claim = load_claim(selection.claim or pack.claim_file())
     policy, zones, rules = load_policy_set(selection.policy)
     machine = _machine(selection.machine)
-    tier = resolve_tier(selection.tier, machine)
-    change = _change(selection, Limits(policy.max_changed_files, policy.max_diff_bytes))
+    tier = resolve_tier(selection.tier, machine, claim)
+    digests = CodeDigests(harness_digest(), pack_digest(pack))
+    limits = Limits(policy.max_changed_files, policy.max_diff_bytes)
+    change, at_head = _change(selection, limits, pack, digests.pack)
     if change.is_dirty and not selection.allow_dirty:
+        folder = worktree_folder(change.head)
         raise InputError(
             f"{selection.repo}: the working tree differs from {selection.head} ({change.head[:12]}), so "
-            "results "
-            "would not be about that commit; commit the changes, or pass --allow-dirty (the gate refuses "
-            "such a bundle)"
+            "results would not be about that commit; commit the changes, judge that commit in a folder of "
+            f"its own (`{worktree_command(change.head, str(selection.repo))}`, then --repo {folder}), or "
+            "pass --allow-dirty (the gate refuses such a bundle)"
+        )
+    if at_head and not change.is_dirty:
+        raise InputError(
+            f"{selection.repo}: pack {pack.name} has other files at {change.head[:12]} ({at_head[:12]}) than "
+            f"the one that is installed here ({digests.pack[:12]}), so results would not be about that "
+            f"commit; run with its own: `{pack_path(pack, str(selection.repo))} fasttrack ...`"
         )
     if not change.files:
         typer.echo(
@@ -179,18 +189,20 @@ def make_selected_plan(selection: Selection) -> Any:
         pack=pack, claim=claim, policy=policy, zones=zones, rules=rules,
         change=change, machine=machine, tier=tier, is_full=selection.full, seed=plan_seed(change.head, nonce),
     )  # fmt: skip
-    digests = CodeDigests(harness_digest(), pack_digest(pack))
     return make_plan(request, digests, nonce, stages, selection.only)
 
 
-def _change(selection: Selection, limits: Any) -> Any:
-    """The change between base and head, which are the pull request's where one is named."""
+def _change(selection: Selection, limits: Any, pack: Any, digest: str) -> tuple[Any, str]:
+    """The change between base and head, which are the pull request's where one is named; and the digest of
+    the pack's files at head, where the repository holds other ones than are installed.
+    """
+    from harness.gate.replan import other_pack
     from harness.repository import load_change
 
     if selection.pr is None:
         change, tree = load_change(selection.repo, selection.base, selection.head, limits)
-        tree.close()
-        return change
+        with tree:
+            return change, other_pack(pack, digest, tree)
     from harness.forge.client import read_access
     from harness.forge.pull_request import fetch_command, selected_pull_request
 
@@ -202,8 +214,8 @@ def _change(selection: Selection, limits: Any) -> Any:
     except InputError as error:
         bring = fetch_command(read_access().api, pull.name)
         raise InputError(f"{error}; to bring {pull.name} into {selection.repo}: {bring}") from error
-    tree.close()
-    return change
+    with tree:
+        return change, other_pack(pack, digest, tree)
 
 
 def _parse_stages(names: tuple[str, ...]) -> tuple[StageName, ...]:

@@ -8,12 +8,22 @@ folder.
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from harness.domain.check import StageName
 from harness.domain.machine import Tier
+from harness.domain.pack import Pack
 from harness.domain.plan import Plan
 
-__all__ = ["MAX_WORDS", "Rerun", "rerun_of", "validate_command", "worktree_command", "worktree_folder"]
+__all__ = [
+    "MAX_WORDS",
+    "Rerun",
+    "pack_path",
+    "rerun_of",
+    "validate_command",
+    "worktree_command",
+    "worktree_folder",
+]
 
 MAX_WORDS = 8
 """Words that narrow a command; where more are needed, the whole stage runs again."""
@@ -41,6 +51,12 @@ def worktree_command(head: str, repo: str = "") -> str:
     """The command that puts a head into its folder, run inside the clone or for the clone in `repo`."""
     where = ["-C", repo] if repo not in ("", ".") else []
     return shlex.join(["git", *where, "worktree", "add", "--detach", worktree_folder(head), head])
+
+
+def pack_path(pack: Pack, folder: str) -> str:
+    """The setting that makes Python take a pack from a checkout in `folder`, whatever is installed."""
+    parent = PurePosixPath(pack.repository_prefix).parent
+    return f"PYTHONPATH={shlex.quote(str(PurePosixPath(folder) / parent))}"
 
 
 def validate_command(plan: Plan, rerun: Rerun) -> str:

@@ -11,7 +11,7 @@ from harness.domain.machine import Tier
 from harness.domain.plan import Plan
 from harness.domain.policy import Policy
 
-__all__ = ["Demand", "architecture_of", "demands"]
+__all__ = ["Demand", "architecture_of", "demands", "out_of_reach"]
 
 RUN_STAGES = (StageName.KERNELS, StageName.COVERAGE, StageName.EVALS, StageName.SWEEP)
 """Stages whose evidence speaks of the architecture that it ran on."""
@@ -43,6 +43,20 @@ def demands(policy: Policy, claim: Claim) -> tuple[Demand, ...]:
             tier = Tier.SMOKE if arch == "cpu" else proof.tier
             found.append(Demand(stage, arch, tier, proof.subjects if tier is proof.tier else ()))
     return tuple(found)
+
+
+def out_of_reach(plan: Plan) -> tuple[Demand, ...]:
+    """Proofs of the plan's stages that no run on its machine and at its tier can give."""
+    planned = {check.stage for check in plan.checks}
+    return tuple(
+        demand
+        for demand in demands(plan.policy, plan.claim)
+        if demand.stage in planned
+        and (
+            demand.tier.strength > plan.tier.strength
+            or (demand.stage in RUN_STAGES and demand.arch not in (None, plan.machine.arch))
+        )
+    )
 
 
 def architecture_of(check: Check, plan: Plan) -> Arch | None:

@@ -17,6 +17,7 @@ from harness.evidence.replanning import is_same_question
 from harness.gate.demands import architecture_of
 from harness.gate.freshness import Move, why_stale
 from harness.gate.submission import Submission
+from harness.planner import claim_or_best
 
 __all__ = [
     "Evidence",
@@ -111,14 +112,8 @@ def merge(submissions: Sequence[Submission], head: Head, foreign_rules: frozense
 
 
 def counted_tier(plan: Plan) -> Tier:
-    """The tier of a run, or what its machine can give where that is less: `claim` needs as many GPUs as the
-    claim divides a model over.
-    """
-    machine, best = plan.machine, plan.machine.best_tier
-    usable = sum(gpu.arch is not None for gpu in machine.gpus)
-    if usable and usable >= max(plan.claim.envelope.tp):
-        best = Tier.CLAIM
-    return min(plan.tier, best, key=lambda tier: tier.strength)
+    """The tier of a run, or what its machine can give where that is less."""
+    return min(plan.tier, claim_or_best(plan.machine, plan.claim), key=lambda tier: tier.strength)
 
 
 def strongest(evidence: Sequence[Evidence]) -> Evidence:

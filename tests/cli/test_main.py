@@ -38,7 +38,7 @@ def test_an_unknown_option_is_exit_code_2(capsys: pytest.CaptureFixture[str]) ->
         (["plan", "--repo", "/tmp", "--policy", "smoke"], "/tmp"),
         (["plan", "--base", "no-such-revision", "--policy", "smoke"], "no-such-revision"),
         (["plan", "--machine", "/nowhere.json", "--policy", "smoke"], "no machine description"),
-        (["plan", "--tier", "rank", "--policy", "smoke"], "needs a supported GPU"),
+        (["plan", "--tier", "rank", "--policy", "smoke"], "tier rank needs one GPU of a supported kind"),
     ],
 )
 def test_bad_input_is_one_paragraph_and_exit_code_2(

@@ -79,12 +79,46 @@ def test_a_plan_says_whose_change_and_claim_what_runs_and_why_the_rest_does_not(
     words = " ".join(re.sub("[\u2500-\u257f]", " ", capsys.readouterr().out).split())
     assert "claim k3_decode of pack k3_decode policy fast_track, at tier smoke" in words
     assert "1 file, 1 line added" in words
-    assert "Evidence from here is of tier smoke; policy fast_track counts kernels from rank on." in words
+    assert "kernels 91 210 sm_90a at rank" in words
+    assert "policy fast_track also asks for what the column `still needed elsewhere` names" in words
     assert "what would run checks proves 22 of kernels, such as" in words
     assert "The guard takes each op at every edge of the envelope and declines one step outside." in words
     assert "needs a machine with sm_90a; this one has cpu" in words
     assert "what was seen" not in words
     assert words.count("needs a machine") == 1
+
+
+def test_a_commit_that_is_not_checked_out_is_refused_with_the_commands_that_judge_it(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (repository / "new.md").write_text("text\n")
+    assert _exit_code(["plan", "--repo", str(repository), "--policy", "smoke"]) == 2
+    (repository / "new.md").unlink()
+    head = subprocess.run(
+        ["git", "-C", str(repository), "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    command = f"git -C {repository} worktree add --detach ../judged-{head[:12]} {head}"
+    said = capsys.readouterr().err
+    assert f"`{command}`, then --repo ../judged-{head[:12]}" in said
+    subprocess.run(command.split(), check=True, capture_output=True)
+    folder = str(repository.parent / f"judged-{head[:12]}")
+    assert _exit_code(["plan", "--repo", folder, "--policy", "smoke", "--stage", "isolation"]) == 0
+
+
+def test_a_repository_with_another_pack_than_is_installed_is_refused_with_what_brings_it(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", str(repository), str(clone)], check=True)
+    (clone / "kernels" / "k3_decode").mkdir(parents=True)
+    (clone / "kernels" / "k3_decode" / "pack.py").write_text("'another pack'\n")
+    git = ["git", "-C", str(clone), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run([*git, "add", "kernels"], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "pack"], check=True)
+    assert _exit_code(["plan", "--repo", str(clone), "--policy", "smoke"]) == 2
+    said = capsys.readouterr().err
+    assert "pack k3_decode has other files at" in said
+    assert f"run with its own: `PYTHONPATH={clone}/kernels fasttrack ...`" in said
 
 
 def test_a_plan_names_every_check_on_request(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:

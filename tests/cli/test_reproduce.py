@@ -110,7 +110,9 @@ def test_other_kernels_are_told_before_anything_runs(
     assert _exit_code(["reproduce", str(tmp_path / "first"), "--out", str(tmp_path / "again")]) == 2
     said = capsys.readouterr().err
     assert "is about other kernels (pack fake, digest 999999999999)" in said
-    assert f"git worktree add ../repeat {plan.change.head}" in said
+    folder = f"../judged-{plan.change.head[:12]}"
+    assert f"git worktree add --detach {folder} {plan.change.head}" in said
+    assert f"PYTHONPATH={folder}/" in said
     assert not (tmp_path / "again").exists()
 
 
