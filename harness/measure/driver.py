@@ -27,6 +27,7 @@ from harness.domain.errors import DeviceMissing, FasttrackError
 __all__ = [
     "DriverError", "Kernel", "KernelNode", "MemsetNode", "Module", "TensorMapRequest", "encode_tensor_map",
     "graph_nodes", "is_device_address",
+    "persisting_l2_bytes",
 ]  # fmt: skip
 
 CLUSTER_DIMENSION, SERIALIZATION, CARVEOUT = 4, 6, 14
@@ -35,6 +36,8 @@ is shared memory."""
 MAX_DYNAMIC_SHARED = 8
 """Function attribute that must be raised before more than 48 KiB are asked for."""
 NON_PORTABLE_CLUSTER = 14
+PERSISTING_L2 = 6
+"""Context limit."""
 MEMORY_TYPE = 2
 """Pointer attribute that exists for addresses the driver knows."""
 KERNEL_NODE, MEMSET_NODE, EMPTY_NODE = 0, 2, 5
@@ -221,6 +224,13 @@ def is_device_address(word: int) -> bool:
     kind = c_uint()
     code: int = _driver().cuPointerGetAttribute(byref(kind), c_int(MEMORY_TYPE), c_uint64(word))
     return code == 0
+
+
+def persisting_l2_bytes() -> int:
+    """How much of L2 is set aside for lines that a flush leaves there; 0 where nobody asked for any."""
+    size = c_size_t()
+    _call("cuCtxGetLimit", byref(size), c_int(PERSISTING_L2))
+    return size.value
 
 
 def graph_nodes(graph: int) -> tuple[KernelNode | MemsetNode, ...]:

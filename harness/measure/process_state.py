@@ -23,7 +23,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["changed_names", "snapshot"]
+from harness.measure.driver import persisting_l2_bytes
+
+__all__ = ["changed_names", "replaced_names", "snapshot"]
 
 WATCHED_MODULES = (
     "builtins",
@@ -33,13 +35,25 @@ WATCHED_MODULES = (
     "torch.nn.functional",
     "torch.cuda",
     "harness.measure.tensors",
+    "harness.measure.trial",
+    "harness.measure.spoil",
+    "harness.measure.spread",
+    "harness.measure.replays",
+    "harness.measure.interleaved",
     "harness.measure.kernel_trace",
     "harness.engines.in_process",
     "harness.engines.ledger",
 )
 """Modules whose functions a candidate must neither replace nor add to: the timer's, the checker's and the
 framework's."""
-WATCHED_CLASSES = (torch.Tensor, torch.nn.Module, torch.Generator)
+WATCHED_CLASSES = (
+    torch.Tensor,
+    torch.nn.Module,
+    torch.Generator,
+    torch.cuda.Event,
+    torch.cuda.Stream,
+    torch.cuda.CUDAGraph,
+)
 REPLACED = "elsewhere:"
 """Begins names of which only a replacement counts."""
 GLOBAL_HOOKS = (
@@ -79,6 +93,14 @@ def changed_names(before: dict[str, str], after: dict[str, str]) -> tuple[str, .
     """Names whose digest differs, appeared or vanished, sorted."""
     names = sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k))
     return tuple(k for k in names if not k.startswith(REPLACED) or (k in before and k in after))
+
+
+def replaced_names(before: dict[str, str], after: dict[str, str]) -> tuple[str, ...]:
+    """What of the framework, the checker and the device was replaced between two snapshots: names that both
+    have, so that what an import adds is none.
+    """
+    kinds = ("module:", "class:", "torch:", "device:", "hook:profile", "hook:function", "hook:dispatch")
+    return tuple(k for k in sorted(before) if k.startswith(kinds) and after.get(k, before[k]) != before[k])
 
 
 def _torch_flags() -> dict[str, str]:
@@ -144,6 +166,7 @@ def _device_state() -> dict[str, str]:
     return {
         "device:default_stream": str(stream.cuda_stream),
         "device:current": str(torch.cuda.current_device()),
+        "device:persisting_l2": str(persisting_l2_bytes()),
         "rng:cuda": hashlib.sha256(state.numpy().tobytes()).hexdigest()[:16],
     }
 

@@ -45,6 +45,7 @@ __all__ = [
     "optimised_arm",
     "poison_outputs",
     "record",
+    "release_memory",
     "run_arm",
     "run_pair",
     "stock_arm",
@@ -144,6 +145,12 @@ def try_regime(trial: Trial, regime: str, number: int, rows: Rows) -> Pair:
 def fresh_arguments(trial: Trial, regime: str, args: Mapping[str, Any], shift: int) -> dict[str, Any]:
     """Arguments of another seed over the weights of `args`."""
     return trial.arguments(regime, shift) | {name: args[name] for name in trial.weights}
+
+
+def release_memory() -> None:
+    """Give cached device memory back, so that others on the card find room."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def without_gradients() -> AbstractContextManager[object]:

@@ -80,12 +80,18 @@ def engine_fault(
     target: FaultTarget = "engine",
     tier: Tier = Tier.SMOKE,
     gap: str = "",
+    undo: Callable[[], object] = lambda: None,
 ) -> Fault:
-    """A fault anywhere else: `at` is `module:function` or `module:Class.method`."""
+    """A fault anywhere else: `at` is `module:function` or `module:Class.method`; `undo` follows the run."""
 
-    def plant(is_repaired: bool) -> AbstractContextManager[None]:
+    @contextmanager
+    def plant(is_repaired: bool) -> Iterator[None]:
         chosen = repaired if is_repaired else fault
-        return wrapped(at, chosen) if callable(chosen) else changed(at, chosen)
+        try:
+            with wrapped(at, chosen) if callable(chosen) else changed(at, chosen):
+                yield
+        finally:
+            undo()
 
     return Fault(name, title, report, target, expected, PatchScene(plant, checks), tier, gap)
 

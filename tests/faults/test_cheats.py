@@ -10,6 +10,8 @@ from harness.faults.registry import Registered, registered_faults
 from harness.faults.run import plant
 
 REASONS = {
+    "answer_for_a_recorded_seed": "error",
+    "answer_found_in_memory": "error",
     "answer_kept_by_address": "error",
     "computed_in_a_thread": "error",
     "input_made_to_agree": "error",
@@ -21,6 +23,7 @@ REASONS = {
     "scale_over_the_batch": "in mates: error",
     "stock_after_an_exception": "the launch counter did not rise",
     "stock_called_instead": "stock by another name",
+    "tolerance_patched": "the candidate replaced module:harness.measure.trial.token_errors",
     "warm_up_detected": "error",
     "work_skipped_for_large_batches": "error",
     "zeros_returned": "error",

@@ -59,7 +59,12 @@ def judge(check: Check, samples: Samples) -> Outcome:
     if unfit := faults(check, samples):
         return unusable(check, samples, unfit)
     control = _control(check, samples)
-    findings = (*_error_findings(check, samples), *_exact_findings(samples), *_touch_findings(samples))
+    findings = (
+        *_process_findings(samples),
+        *_error_findings(check, samples),
+        *_exact_findings(samples),
+        *_touch_findings(samples),
+    )
     return _outcome(
         check,
         samples,
@@ -73,6 +78,9 @@ def judge(check: Check, samples: Samples) -> Outcome:
 def _verdict(check: Check, samples: Samples, control: Control, findings: tuple[Finding, ...]) -> _Verdict:
     errors, exact = _records(samples, "errors"), _records(samples, "exact")
     launches = _records(samples, "launches")
+    tampered = [f for f in findings if f.rule == "process_changed"]
+    if tampered:  # then no row here can be believed, the control's neither
+        return _Verdict(Status.FAIL, tampered[0].message, f"run `{_repeat(check)}`")
     if not control.failed:
         return _Verdict(
             Status.NO_EVIDENCE,
@@ -155,6 +163,19 @@ def _touch_findings(samples: Samples) -> tuple[Finding, ...]:
     )
 
 
+def _process_findings(samples: Samples) -> tuple[Finding, ...]:
+    """What the candidate replaced in the process that computes its errors."""
+    return tuple(
+        Finding(
+            rule="process_changed",
+            severity=Severity.ERROR,
+            message=f"the candidate replaced {r['name']} in the process that tries it",
+        )
+        for r in _records(samples, "process")
+        if r["arm"] == "optimised"
+    )
+
+
 def _spread_warnings(samples: Samples) -> tuple[Finding, ...]:
     """Where the candidate's own answers differ more than stock's do; it fails nothing."""
     shares = _spread_shares(samples)
@@ -198,6 +219,9 @@ def _control(check: Check, samples: Samples) -> Control:
     for control, kind in MEMORY_CONTROLS.items():
         if control in planted or control == "guard":
             noticed[f"memory {control}"] = (control, kind) in kinds
+    if dict(check.parameters).get("spread"):  # plans of this harness on
+        planted_names = {r["name"] for r in _records(samples, "process") if r["arm"] == "planted"}
+        noticed["checker replaced"] = bool(planted_names)
     if samples.table("jitter") is not None:
         noticed["read above the wait"] = _jitter_differs(samples, "early") > 0
         noticed["read below the wait is right"] = _jitter_differs(samples, "patient") == 0

@@ -12,6 +12,7 @@ unwritten;
 - `spread` (arm, over, output, elements, differing): how far either arm's own answers differ;
 - `jitter` (reader, round, delay_us, is_cold, is_busy, output, elements, differing): on a GPU, behind a late
 predecessor;
+- `process` (arm, name): functions, flags and device settings that were replaced meanwhile;
 - `operations` (arm, count, shared): torch operations, and the share of stock's that are among them;
 - `control_errors`, `control_exact`, `control_touches`: the same, after the control's name, on a spoiled
 result;
@@ -26,7 +27,8 @@ from harness.domain.pack import OpContract
 from harness.domain.stage import StageContext
 from harness.measure.spoil import Bounds, spoil
 from harness.measure.spread import try_spread
-from harness.measure.trial import Rows, Trial, try_regime, without_gradients
+from harness.measure.tamper import watched_process
+from harness.measure.trial import Rows, Trial, release_memory, try_regime, without_gradients
 from harness.stages.kernels.collectives import IMPLEMENTATION, sample_collective
 from harness.stages.kernels.planning import edge_cells, outside_cells
 
@@ -47,6 +49,7 @@ COLUMNS = {
     "repeats": ("output", "elements", "differing"),
     "spread": ("arm", "over", "output", "elements", "differing"),
     "jitter": ("reader", "round", "delay_us", "is_cold", "is_busy", "output", "elements", "differing"),
+    "process": ("arm", "name"),
     "operations": ("arm", "count", "shared"),
     "control_errors": ("control", *ERRORS),
     "control_exact": ("control", *EXACT),
@@ -84,7 +87,7 @@ def _try_op(check: Check, contract: OpContract, cell: Cell, context: StageContex
         device="cpu" if cell.arch == "cpu" else "cuda",
     )
     bounds = Bounds(check.number("factor"), check.number("floor_ulp"), check.number("control_step"))
-    with without_gradients():
+    with without_gradients(), watched_process(rows):
         for number, regime in enumerate(str(check.parameter("regimes")).split(",")):
             pair = try_regime(trial, regime, number, rows)
             if number == 0:
@@ -95,6 +98,7 @@ def _try_op(check: Check, contract: OpContract, cell: Cell, context: StageContex
 
                     try_replays(trial, regime, pair, rows)
                 spoil(trial, regime, pair, bounds, rows)
+    release_memory()
 
 
 def _ask_guard(contract: OpContract, cell: Cell, context: StageContext, rows: Rows) -> None:

@@ -35,6 +35,7 @@ SHAPES: Mapping[str, TableShape] = {
         {"output": TEXT, "elements": COUNT, "differing": COUNT}, key=("output",), is_required=True
     ),
     "operations": TableShape(_OPERATIONS, key=("arm",), is_required=True),
+    "process": TableShape({"arm": choice("optimised", "planted"), "name": TEXT}, key=("arm", "name")),
     "spread": TableShape(
         {
             "arm": choice("stock", "optimised"),

@@ -27,7 +27,7 @@ from harness.measure.saved_outputs import compare_saved, outputs_digest
 from harness.stages.kernels.children import DESCRIBED, REASON, RUN, LaunchJob, OpJob, child_command
 from harness.stages.kernels.judging import bound_share
 
-__all__ = ["TimedOp", "Bounds", "time_trusted"]
+__all__ = ["Bounds", "TimedOp", "judge_described", "time_trusted"]
 
 DESCRIBE_S, LAUNCH_S, REFERENCE_S = 300.0, 300.0, 600.0
 """Seconds that a child may take."""
@@ -120,11 +120,11 @@ def _described(
         words = f"the described launch ended with {ended}: {_last_line(folder / 'launch.log')}"
         return _timed(base, "described", "", Status.FAIL, words)
     run = DescribedRun.from_json((folder / RUN).read_bytes())
-    status, words, share = _judge_described(run, bounds)
+    status, words, share = judge_described(run, bounds)
     return _timed(base, "described", "", status, words, us=median(run.us), share=share)
 
 
-def _judge_described(run: DescribedRun, bounds: Bounds) -> tuple[Status, str, float | None]:
+def judge_described(run: DescribedRun, bounds: Bounds) -> tuple[Status, str, float | None]:
     """Outputs of timed calls, memory, and the process's own second clock. Pure."""
     shares = [_share(e.model_dump(), bounds) for e in run.errors]
     worst = max(shares, default=None)

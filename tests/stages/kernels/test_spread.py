@@ -118,3 +118,33 @@ def test_rounds_differ_in_delay_cache_and_neighbour_and_follow_the_seed() -> Non
         (False, False), (True, False), (False, True), (True, True)
     }  # fmt: skip
     assert all(5 <= t.delay_us < 200 for t in turns[1:])
+
+
+class Patching(NormPack):
+    """Replaces the checker's comparison of bits, and answers honestly."""
+
+    def run_optimised(self, op: str, implementation: str, args: Any, launches: Any) -> None:
+        from harness.measure import trial
+
+        trial.exact_mismatches = lambda got, want: 0
+        super().run_optimised(op, implementation, args, launches)
+
+
+def test_a_candidate_that_replaces_a_function_of_the_checker_fails_whatever_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness.measure import trial
+
+    monkeypatch.setattr(trial, "exact_mismatches", trial.exact_mismatches)  # put back afterwards
+    found = outcome(Patching(), tmp_path)
+    assert found.status is Status.FAIL
+    assert found.summary == (
+        "the candidate replaced module:harness.measure.trial.exact_mismatches in the process that tries it"
+    )
+
+
+def test_a_replaced_function_that_nobody_would_notice_is_no_evidence(honest: tuple[Check, Samples]) -> None:
+    check, samples = honest
+    found = kernels.judge(check, without_rows(samples, "process", arm="planted"))
+    assert found.status is Status.NO_EVIDENCE
+    assert "checker replaced" in found.summary
