@@ -18,6 +18,7 @@ __all__ = [
     "ChainOptions",
     "Layout",
     "ASIDE_ROWS",
+    "NARROW_ROWS",
     "bind_layer",
     "share_of",
 ]
@@ -31,6 +32,10 @@ ASIDE_ROWS = range(2, 9)
 Elsewhere its products ride along with the MoE front's: at one row that is a launch less for 0.7 us of 75
 (H200, TP8); above eight nobody has measured which is faster.
 """
+
+
+NARROW_ROWS = range(1, 9)
+"""Rows at which a few multiprocessors stream the shared expert, those that the routed experts leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,10 @@ class ChainOptions:
     """Places that a rank's part of an exchange is stored to; where one rank runs alone, a place for each."""
     aside: range = ASIDE_ROWS
     """Rows at which the shared expert has a stream of its own; a CPU has none."""
+    narrow: range = NARROW_ROWS
+    """Rows at which it has multiprocessors of its own too, where the table has `narrow_mlp`."""
+    narrow_down: range = range(0)
+    """Of the rest, rows at which its down-projection alone has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,8 @@ class BoundLayer:
     experts: Bound | None
     mlp: Bound | None
     """Of the dense layer, and of a shared expert that runs aside."""
+    narrow: Bound | None
+    """Of a shared expert that a few multiprocessors take."""
     shared_down: Bound | None
     tail: Bound | None
 
@@ -74,7 +85,7 @@ def bind_layer(table: OpTable, layer: LayerWeights, shapes: RankShapes, options:
     """The layer on a table of ops."""
     attention, ffn = layer.attention, layer.ffn
     device_type = layer.attention_norm.device.type
-    kda = query = value = front = experts = tail = bias = mlp = shared_down = None
+    kda = query = value = front = experts = tail = bias = mlp = narrow = shared_down = None
     if isinstance(attention, KdaWeights):
         kda = table["kda_step"].prepare(
             conv_weight=attention.conv_weight,
@@ -95,8 +106,11 @@ def bind_layer(table: OpTable, layer: LayerWeights, shapes: RankShapes, options:
             return weight[share_of(weight.shape[0], shapes.tp, options.rank)]
 
         shared_down = table["projection"].prepare(weight=ffn.shared_down)
+        shared = {"gate_up_weight": ffn.shared_gate_up, "down_weight": ffn.shared_down}
         if device_type != "cpu" and options.aside and options.max_rows >= options.aside[0]:
-            mlp = table["situ_mlp"].prepare(gate_up_weight=ffn.shared_gate_up, down_weight=ffn.shared_down)
+            mlp = table["situ_mlp"].prepare(**shared)
+        if device_type != "cpu" and (options.narrow or options.narrow_down) and "narrow_mlp" in table:
+            narrow = table["narrow_mlp"].prepare(**shared)
         front = table["moe_front"].prepare(
             router_weight=own(ffn.router_weight),
             down_weight=own(ffn.down_weight),
@@ -119,6 +133,7 @@ def bind_layer(table: OpTable, layer: LayerWeights, shapes: RankShapes, options:
         bias=bias,
         experts=experts,
         mlp=mlp,
+        narrow=narrow,
         shared_down=shared_down,
         tail=tail,
     )

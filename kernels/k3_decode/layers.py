@@ -199,9 +199,15 @@ class LayerChain:
         assert layer.shared_down is not None
         assert layer.tail is not None
         logits, latent = use["logits"][slot, 0], use["latent"][slot, 0]
-        is_aside = self._has_streams and len(use["x"]) in self._options.aside
-        if is_aside:
-            self._begin_aside(use, layer)
+        rows, options = len(use["x"]), self._options
+        is_narrow = layer.narrow is not None and rows in options.narrow
+        is_down_aside = layer.narrow is not None and not is_narrow and rows in options.narrow_down
+        is_aside = is_narrow or (self._has_streams and rows in options.aside and not is_down_aside)
+        if is_narrow:
+            self._run_aside("narrow_mlp", x=use["x"], out=use["shared"], **(layer.narrow or {}))
+        elif is_aside:
+            assert layer.mlp is not None
+            self._run_aside("situ_mlp", x=use["x"], out=use["shared"], **layer.mlp)
         self.run(
             "moe_front",
             x=use["x"],
@@ -210,13 +216,17 @@ class LayerChain:
             hidden=None if is_aside else use["hidden"],
             **layer.front,
         )
+        if is_down_aside:
+            self._run_aside(
+                "narrow_mlp", x=use["hidden"], out=use["shared"], has_up=False, **(layer.narrow or {})
+            )
         logits = yield from self._exchanged(logits)
         latent = yield from self._exchanged(latent)
         selection = {"logits": logits, "bias": layer.bias, "scale": self._shapes.model.routed_scale}
         if len(logits) >= self._table["router"].from_rows:
             self.run("router", ids=use["ids"], weights=use["shares"], **selection)
             selection = {}
-        if not is_aside:
+        if not is_aside and not is_down_aside:
             self.run("projection", x=use["hidden"], out=use["shared"], **layer.shared_down)
         self.run(
             "experts",
@@ -224,11 +234,12 @@ class LayerChain:
             ids=use["ids"],
             weights=use["shares"],
             out=use["routed"],
+            **({"is_beside": True} if is_narrow or is_down_aside else {}),
             **selection,
             **layer.experts,
         )
         routed = yield from reduce(use["routed"], tp)
-        if is_aside and self._side is not None:
+        if (is_aside or is_down_aside) and self._side is not None:
             torch.cuda.current_stream().wait_stream(self._side)
         shared = yield from reduce(use["shared"], tp)
         self.run(
@@ -241,15 +252,14 @@ class LayerChain:
         )
         return (yield from self._exchanged(out))
 
-    def _begin_aside(self, use: Buffers, layer: BoundLayer) -> None:
-        """The shared expert on the side stream; tensors without values have none, and run it here."""
-        assert layer.mlp is not None
+    def _run_aside(self, op: str, **arguments: Any) -> None:
+        """One op on the side stream; tensors without values have none, and run it here."""
         if self._side is None:
-            self.run("situ_mlp", x=use["x"], out=use["shared"], **layer.mlp)
+            self.run(op, **arguments)
             return
         self._side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._side):
-            self.run("situ_mlp", x=use["x"], out=use["shared"], **layer.mlp)
+            self.run(op, **arguments)
 
     def _own(self, whole: torch.Tensor) -> torch.Tensor:
         """The columns that this rank computes."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from k3_decode.expert_padding import without_padding
 from k3_decode.ops import OPS
 from k3_decode.ops.contract import Role
 from k3_decode.shapes import RankShapes
@@ -20,6 +21,8 @@ __all__ = ["IMPLEMENTATIONS", "Bound", "FusedOp", "OpTable", "load_ops", "poison
 IMPLEMENTATIONS = ("stock", "cpu", "cute")
 Bound = dict[str, Any]
 """Keyword arguments that stay the same from step to step: weights and workspaces."""
+NARROW_INTER = 384
+"""Widest shared expert whose weights (16 MB) a few multiprocessors stream while the experts wait."""
 MLP_LAUNCHES = 2
 """Of `cute/situ_mlp.py`: gate and up, then down."""
 
@@ -125,6 +128,7 @@ def _cpu_ops() -> OpTable:
 def _cute_ops(shapes: RankShapes, device: torch.device) -> OpTable:
     from k3_decode.cute import (
         attn_res,
+        expert_layout,
         experts,
         kda_step,
         latent_tail,
@@ -132,8 +136,10 @@ def _cute_ops(shapes: RankShapes, device: torch.device) -> OpTable:
         mla_query,
         mla_value,
         moe_front,
+        narrow_mlp,
         prefetch,
         projection,
+        ring,
         router,
         situ_mlp,
     )
@@ -146,19 +152,39 @@ def _cute_ops(shapes: RankShapes, device: torch.device) -> OpTable:
     mlp_space = workspace(situ_mlp.workspace_bytes(inter=widest))
 
     def prepare_experts(**weights: torch.Tensor) -> Bound:
-        return {"prepared": experts.prepare(**weights), "workspace": expert_space}
+        cut = without_padding(weights, shapes.expert_width)
+        return {"prepared": experts.prepare(**cut), "workspace": expert_space}
 
     def prepare_mlp(**weights: torch.Tensor) -> Bound:
         return {"prepared": situ_mlp.prepare(**weights), "workspace": mlp_space}
 
+    narrow_space = workspace(narrow_mlp.workspace_bytes(inter=shapes.shared_inter))
+    model = shapes.model
+    form = expert_layout.Form(model.latent, shapes.expert_inter, model.experts, model.top_k, 8)
+
+    def spare() -> int:
+        """Multiprocessors that the routed experts do not need."""
+        return ring.multiprocessors(device.index) - form.owners
+
+    def run_narrow(**arguments: Any) -> None:
+        narrow_mlp.narrow_mlp(workspace=narrow_space, blocks=spare(), **arguments)
+
+    def run_experts(*, is_beside: bool = False, **arguments: Any) -> None:
+        experts.experts(spared=spare() if is_beside else 0, **arguments)
+
+    def prepare_narrow(**weights: torch.Tensor) -> Bound:
+        return {"prepared": situ_mlp.prepare(**weights)}
+
+    is_narrow = shapes.shared_inter <= NARROW_INTER and narrow_mlp.serves(model.hidden, shapes.shared_inter)
     return {
         "attn_res": FusedOp(attn_res.attn_res, _same),
         "projection": FusedOp(projection.projection, _same),
         "kda_step": FusedOp(kda_step.kda_step, _same),
         "moe_front": FusedOp(moe_front.moe_front, moe_front.prepare),
         "router": FusedOp(router.router, _same, from_rows=2),
-        "experts": FusedOp(experts.experts, prepare_experts),
+        "experts": FusedOp(run_experts, prepare_experts),
         "situ_mlp": FusedOp(situ_mlp.situ_mlp, prepare_mlp, MLP_LAUNCHES),
+        **({"narrow_mlp": FusedOp(run_narrow, prepare_narrow)} if is_narrow else {}),
         "latent_tail": FusedOp(latent_tail.latent_tail, _same),
         "mla_query": FusedOp(mla_query.mla_query, _same),
         "mla_attend": FusedOp(mla_attend.mla_attend, _same, splits_of=mla_attend.splits_of),

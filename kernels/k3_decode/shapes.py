@@ -126,6 +126,12 @@ class RankShapes:
         return width + -width % MXFP4_GROUP
 
     @property
+    def expert_width(self) -> int:
+        """Width of one expert's shard without padding, in whole groups."""
+        width = self.model.expert_inter // self.tp
+        return width + -width % MXFP4_GROUP
+
+    @property
     def shared_inter(self) -> int:
         """Width of the shared expert's shard."""
         return self.model.shared_inter // self.tp

@@ -501,7 +501,7 @@ def variants() -> tuple[Variant, ...]:
         ("latent", "activation"), ("ids", "activation"), ("weights", "activation"), ("w13", "weight"),
         ("w2", "weight"), ("workspace", "workspace"), ("out", "output"), ("launches", "workspace"),
     )  # fmt: skip
-    shapes = [(3584, inter, 896, 16) for inter in (3072, 1536, 768, 384, 256)]
+    shapes = [(3584, inter, 896, 16) for inter in (3072, 1536, 768, 384, 256, 192)]
     shapes += [(96, 64, 16, 4), (96, 32, 16, 4), (64, 64, 8, 2), (64, 32, 8, 2)]
     forms = [Form(*shape, capacity) for shape in shapes for capacity in CAPACITIES]
     forms += [Form(*shape, CAPACITIES[0], selects=True) for shape in shapes]

@@ -218,7 +218,8 @@ def moe_front(
     copies = logits.shape[0] if logits.dim() == 3 else 1
     if logits.dim() == 3 and copies == 1:
         logits, latent = logits[0], latent[0]
-    launch = compile_plan(plan_for(rows, k, tokens, has_warpgroups()), copies, has_hidden)
+    plan = plan_for(rows, k, tokens, has_warpgroups(), is_late=not has_hidden)
+    launch = compile_plan(plan, copies, has_hidden)
     launch(x, router_weight, down_weight, gate_up_weight, logits, latent, hidden, launches)
 
 

@@ -44,16 +44,16 @@ FEW: dict[Shape, tuple[Tiling, Tiling]] = {
     (2880, 7168): (Tiling(1, 1, 8, 1, 7, 4), Tiling(4, 4, 2, 4, 4, 1)),
     (7168, 1536): (Tiling(2, 1, 4, 1, 8, 4), Tiling(2, 4, 2, 2, 6, 2)),
     (7168, 768): (Tiling(1, 1, 4, 1, 6, 4), Tiling(4, 1, 4, 1, 6, 2)),
-    (20480, 7168): (Tiling(1, 1, 8, 1, 12, 2), Tiling(2, 1, 8, 1, 4, 3)),
-    (10240, 7168): (Tiling(1, 1, 8, 1, 12, 2), Tiling(2, 1, 8, 1, 4, 3)),
+    (20480, 7168): (Tiling(1, 1, 7, 1, 16, 2), Tiling(4, 1, 8, 1, 4, 1)),
+    (10240, 7168): (Tiling(1, 1, 7, 1, 16, 2), Tiling(4, 1, 8, 1, 4, 1)),
     (7168, 3584): (Tiling(2, 1, 8, 1, 6, 2), Tiling(2, 4, 2, 2, 6, 2)),
     (4480, 7168): (Tiling(2, 1, 8, 1, 6, 2), Tiling(4, 4, 2, 4, 4, 1)),
     (6016, 7168): (Tiling(1, 1, 8, 1, 12, 2), Tiling(3, 4, 2, 2, 6, 1)),
     (5248, 7168): (Tiling(1, 1, 8, 1, 12, 2), Tiling(3, 4, 2, 2, 6, 1)),
     (2096, 7168): (Tiling(2, 1, 8, 2, 7, 2), Tiling(2, 1, 8, 2, 7, 2)),
     (1048, 7168): (Tiling(1, 1, 4, 4, 14, 4), Tiling(2, 2, 4, 7, 8, 2)),
-    (560, 7168): (Tiling(2, 1, 8, 7, 4, 2), Tiling(2, 2, 4, 7, 8, 2)),
-    (280, 7168): (Tiling(2, 1, 8, 7, 4, 2), Tiling(2, 2, 4, 7, 8, 2)),
+    (560, 7168): (Tiling(1, 1, 16, 1, 14, 1), Tiling(2, 2, 4, 7, 8, 2)),
+    (280, 7168): (Tiling(1, 1, 16, 1, 14, 1), Tiling(2, 2, 4, 7, 8, 2)),
     (896, 3584): (Tiling(2, 1, 4, 7, 4, 4), Tiling(2, 4, 2, 7, 8, 1)),
     (448, 3584): (Tiling(2, 1, 4, 7, 4, 4), Tiling(2, 4, 2, 7, 8, 1)),
     (7168, 384): (Tiling(2, 1, 4, 1, 3, 4), Tiling(2, 1, 4, 1, 3, 4)),
@@ -67,7 +67,8 @@ MANY: dict[Shape, tuple[Tiling | None, Tiling, Tiling]] = {
     (3216, 7168): (None, _grouped(1, 4, 6, 2), _grouped(1, 2, 8)),
     (7168, 1536): (_grouped(1, 1, 8), _grouped(1, 1, 8), _grouped(1, 1, 8)),
     (7168, 768): (_grouped(1, 1, 8), _grouped(1, 1, 8), _grouped(1, 1, 8)),
-    (20480, 7168): (None, _grouped(2, 1, 4, 2), _grouped(2, 1, 4, 2)),
+    (20480, 7168): (_grouped(1, 2, 8, 2), _grouped(2, 1, 4, 2), _grouped(2, 1, 4, 2)),
+    (10240, 7168): (None, _grouped(1, 4, 6, 2), _grouped(2, 1, 8)),
     (7168, 3584): (None, _grouped(2, 2, 6), _grouped(2, 2, 6)),
     (4480, 7168): (None, _grouped(2, 3, 6), _grouped(2, 3, 6)),
     (2096, 7168): (_grouped(1, 6, 9, 2), _grouped(1, 3, 10), _grouped(1, 3, 8)),
@@ -98,10 +99,10 @@ def has_warpgroups() -> bool:
     return torch.cuda.get_device_capability()[0] == 9
 
 
-def plan_for(rows: int, k: int, tokens: int, is_grouped: bool) -> Plan:
+def plan_for(rows: int, k: int, tokens: int, is_grouped: bool, *, is_late: bool = False) -> Plan:
     """The plan of a product with `rows` weight rows of `k` elements, for `tokens` tokens.
 
-    `is_grouped`: whether the architecture has warpgroup products.
+    `is_grouped`: whether the architecture has warpgroup products. `is_late`: see `Plan`.
     """
     room = capacity(rows, k, tokens)
     tiling = None
@@ -127,6 +128,7 @@ def plan_for(rows: int, k: int, tokens: int, is_grouped: bool) -> Plan:
         blocks_per_sm=tiling.blocks_per_sm,
         is_grouped=tiling.is_grouped,
         is_whole=rows % (8 * tiling.row_tiles * tiling.row_warps) == 0,
+        is_late=is_late,
     )
 
 

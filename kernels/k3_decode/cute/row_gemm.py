@@ -81,7 +81,8 @@ class Tiles:
 
 def start(plan: Plan, tiles: Tiles) -> None:
     """Fill all stages but one; the next kernel may start, the previous one is awaited before the tokens."""
-    cute.arch.griddepcontrol_launch_dependents()
+    if not plan.is_late:
+        cute.arch.griddepcontrol_launch_dependents()
     for stage in range(plan.depth - 1):
         tiles.copy_rows(stage, stage, Int32(stage < tiles.count))
     cute.arch.griddepcontrol_wait()

@@ -62,6 +62,9 @@ class Plan:
     """Whether warpgroups of 64 rows multiply (`row_gemm`), `depth` stages of 64 K elements; sm_90a only."""
     is_whole: bool = False
     """Whether the weight's rows fill every cluster, so that no address needs a bound."""
+    is_late: bool = False
+    """Whether the next kernel may start when the products are done, not at once: where it would take the
+    multiprocessors that a kernel of another stream waits for."""
 
     def __post_init__(self) -> None:
         if self.k % STEP or self.tokens not in (8, 16, 32, 64):
@@ -121,7 +124,7 @@ class Plan:
     def name(self) -> str:
         """The constants in short, for a variant's name."""
         tiling = f"r{self.row_tiles}x{self.row_warps}_w{self.k_warps}_c{self.cluster}_d{self.depth}"
-        kind = f"{'_grouped' if self.is_grouped else ''}{'_whole' if self.is_whole else ''}"
+        kind = "_grouped" * self.is_grouped + "_whole" * self.is_whole + "_late" * self.is_late
         return f"k{self.k}_b{self.tokens}_{tiling}_o{self.blocks_per_sm}{kind}"
 
 

@@ -69,13 +69,21 @@ def multiply(
         if cutlass.const_expr(chain is not None):
             row_gemm.carry(plan, products, earlier)
             products = earlier
+        _let_next_start(plan)
         row_gemm.publish(plan, place, tiles, products, squares)
         row_sums.finish_published(plan, place, has_norm, extent, eps, store)
     else:
         sums, totals = row_stream.stream(plan, place, segments, x, norm_weight, chain)
+        _let_next_start(plan)
         row_sums.finish(plan, place, sums, totals if has_norm else None, extent, eps, store)
     if place.is_first:
         ins.add_launch(counter)
+
+
+def _let_next_start(plan: Plan) -> None:
+    """After the products, where the plan did not before them."""
+    if plan.is_late:
+        cute.arch.griddepcontrol_launch_dependents()
 
 
 def blocks_of(plan: Plan, rows: Any) -> Any:

@@ -63,7 +63,8 @@ def stream(
     norm_at = None
     if norm_weight is not None:
         norm_at = ins.byte_address(norm_weight) + Int64(rows.first_step) * (STEP * 2) + Int64(place.quad) * 16
-    cute.arch.griddepcontrol_launch_dependents()
+    if not plan.is_late:
+        cute.arch.griddepcontrol_launch_dependents()
     ring = [_fetch(plan, rows, step) for step in range(min(plan.depth, plan.steps))]
     cute.arch.griddepcontrol_wait()
     source = _Tokens(plan, place, rows, x)

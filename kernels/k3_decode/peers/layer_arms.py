@@ -64,6 +64,11 @@ def draw_layer(kind: str, shapes: RankShapes, generator: torch.Generator) -> Lay
     def score() -> torch.Tensor:
         return normal(hidden, scale=0.02).float()
 
+    w13, w2 = codes(model.experts, 2 * inter, latent // 2), codes(model.experts, latent, inter // 2)
+    width = shapes.expert_width
+    w13.view(model.experts, 2, inter, latent // 2)[:, :, width:] = 0
+    w2[..., width // 2 :] = 0
+
     attention: KdaWeights | MlaWeights
     if kind == "kda":
         used = 4 * channels + model.head_dim + heads
@@ -100,9 +105,9 @@ def draw_layer(kind: str, shapes: RankShapes, generator: torch.Generator) -> Lay
             router_weight=normal(model.experts, hidden),
             router_bias=normal(model.experts, scale=0.01).float(),
             down_weight=normal(latent, hidden),
-            w13=codes(model.experts, 2 * inter, latent // 2),
+            w13=w13,
             w13_scale=scales(117, model.experts, 2 * inter, latent // 32),
-            w2=codes(model.experts, latent, inter // 2),
+            w2=w2,
             w2_scale=scales(119, model.experts, latent, inter // 32),
             latent_norm=near_one(latent),
             up_weight=normal(hidden, latent),
