@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from harness.domain.errors import InputError
+from harness.domain.resources import data_folder
 from harness.engines.serving import Message
 from harness.stages.evals.data import (
     FOLDER_VARIABLE,
@@ -199,3 +201,34 @@ def test_lengths_are_counted_with_tiktokens_own_file_or_not_at_all(
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     with pytest.raises(InputError, match="is not tiktoken's o200k_base"):
         o200k_counter()
+
+
+def test_lm_eval_finds_the_three_tasks_over_the_pinned_data() -> None:
+    manager = pytest.importorskip("lm_eval.tasks", reason="the evals extra is not installed")
+    folder = data_folder("evals") / "mrcr"
+    found = manager.TaskManager(include_path=str(folder), include_defaults=False)
+    assert sorted(found.all_tasks) == ["mrcr_2needle", "mrcr_4needle", "mrcr_8needle"]
+    for name in found.all_tasks:
+        text = (folder / f"{name}.yaml").read_text(encoding="utf-8")
+        assert f"revision: {sources()[name].revision}" in text
+        assert all(f'"{file}"' in text for file in sources()[name].files)
+
+
+def test_lm_eval_runs_a_task_over_rows_in_the_hubs_schema_and_scores_by_the_official_rule(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("lm_eval", reason="the evals extra is not installed")
+    from harness.engines.lm_eval_model import FasttrackLM, run_yaml_task
+
+    (question,) = read_mrcr([_row()], 2, _words)
+    seen: list[str] = []
+
+    def answer(prompts: Sequence[str]) -> list[str]:
+        seen.extend(prompts)
+        return ["aYooNaïve"] * len(prompts)
+
+    file = data_folder("evals") / "mrcr" / "mrcr_2needle.yaml"
+    score = run_yaml_task(FasttrackLM(answer_all=answer), file, [dict(question.document)], tmp_path)
+    assert seen == [question.prompt]
+    assert score(dict(question.document), "aYooNaïve") == pytest.approx(2 * 5 / (5 + 17))
+    assert score(dict(question.document), "Naïve") == 0.0
