@@ -32,6 +32,12 @@ def publish(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Read the pull request, print the exact requests, send none.")
     ] = False,
+    offline: Annotated[
+        bool,
+        typer.Option(
+            "--offline", help="With --dry-run: read nothing either; head and base are the bundle's."
+        ),
+    ] = False,
     comment: Annotated[bool, typer.Option("--comment/--no-comment", help="Write the comment.")] = True,
     check_run: Annotated[
         bool, typer.Option("--check-run/--no-check-run", help="Write the check run (needs an App's token).")
@@ -62,14 +68,21 @@ def publish(
 
     name = parse_pull_request(pr)
     access = read_access()
+    if offline and not dry_run:
+        raise InputError(
+            "--offline sends and reads nothing, so it goes with --dry-run alone; add it, or drop it"
+        )
     if access.token is None and not dry_run:
         raise InputError(
             "publishing needs a token; set GITHUB_TOKEN or GH_TOKEN, or look first with --dry-run"
         )
     result = _result(bundles, policy, Disclosure(duplicates, ai_use, reviewer))
     wanted = Wanted(comment, check_run, dry_run, login)
-    with open_client(access, lambda words: err.print(words, markup=False), max_wait) as client:
-        publication = publish_result(client, name, result, wanted)
+    if offline:
+        publication = publish_result(None, name, result, wanted)
+    else:
+        with open_client(access, lambda words: err.print(words, markup=False), max_wait) as client:
+            publication = publish_result(client, name, result, wanted)
     if json:
         print_json(publication)
     else:

@@ -73,15 +73,17 @@ class _Written(Answer):
     html_url: str | None = None
 
 
-def publish(client: Client, name: PullRequestName, result: Result, wanted: Wanted) -> Publication:
-    """Publish; raises `EvidenceError` for a bundle of another change, `InputError`, `ServiceError`."""
+def publish(client: Client | None, name: PullRequestName, result: Result, wanted: Wanted) -> Publication:
+    """Publish; raises `EvidenceError` for a bundle of another change, `InputError`, `ServiceError`. Only an
+    offline dry run has no client.
+    """
     manifest, digest = _require_finished(result)
-    pull = read_pull_request(client, name)
-    require_same_change(pull, manifest)
     requests: tuple[ApiRequest, ...] = ()
     notes: list[str] = []
+    pull = _unread(name, manifest, notes) if client is None else read_pull_request(client, name)
+    require_same_change(pull, manifest)
     if wanted.comment:
-        own = own_comments(_comments(client, name), _login(client, wanted, notes))
+        own = () if client is None else own_comments(_comments(client, name), _login(client, wanted, notes))
         requests += comment_requests(name, result.body, own)
         if not requests:
             notes.append("our comment says this already")
@@ -89,9 +91,25 @@ def publish(client: Client, name: PullRequestName, result: Result, wanted: Wante
         found = annotations_of(result.change, result.outcomes)
         requests += check_run_requests(pull, result.verdict, result.body, digest, found)
     sent = Publication(
-        pull_request=pull, bundle=digest, is_dry_run=wanted.is_dry_run, requests=requests, notes=tuple(notes)
+        pull_request=pull,
+        bundle=digest,
+        is_dry_run=wanted.is_dry_run or client is None,
+        requests=requests,
+        notes=tuple(notes),
     )
-    return sent if wanted.is_dry_run else _send(client, sent)
+    return sent if wanted.is_dry_run or client is None else _send(client, sent)
+
+
+def _unread(name: PullRequestName, manifest: Manifest, notes: list[str]) -> PullRequest:
+    """The pull request as the bundle would have it."""
+    notes.append(
+        "offline: nothing was read from GitHub, so head and base are the bundle's own, and a comment of ours "
+        "that is there already would be edited where these requests write a new one"
+    )
+    change = manifest.change
+    return PullRequest(
+        owner=name.owner, repo=name.repo, number=name.number, base=change.base, head=change.head
+    )
 
 
 def require_same_change(pull: PullRequest, manifest: Manifest) -> None:

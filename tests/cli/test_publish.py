@@ -78,6 +78,19 @@ def test_a_dry_run_prints_each_request_with_its_address_and_body(
     assert first["body"].startswith(MARKER)
 
 
+def test_an_offline_dry_run_reads_and_sends_nothing_and_says_what_it_cannot_know(
+    bundle: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_API_URL", "http://127.0.0.1:1")  # nobody listens there
+    assert _exit_code(["publish", bundle, "--pr", PR, "--dry-run", "--offline"]) == 0
+    printed = capsys.readouterr().out
+    assert "POST http://127.0.0.1:1/repos/octo/vllm/issues/61867/comments" in printed
+    assert '"head_sha": "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"' in printed
+    assert "offline: nothing was read from GitHub, so head and base are the bundle's own" in printed
+    assert _exit_code(["publish", bundle, "--pr", PR, "--offline"]) == 2
+    assert "goes with --dry-run alone" in capsys.readouterr().err
+
+
 def test_the_json_document_is_the_publication(
     bundle: str, server: FakeGitHub, capsys: pytest.CaptureFixture[str]
 ) -> None:

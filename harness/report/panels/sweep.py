@@ -1,7 +1,9 @@
 """Sweep: the gain over stock by batch and context, and where there is none."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 
+from harness.domain.cell import Cell
 from harness.domain.check import Check, Outcome
 from harness.report.panels.material import Material, cell_name, figure, figure_cell, status_cell, table, value
 from harness.report.plots import Point, Series, line_plot
@@ -12,12 +14,19 @@ __all__ = ["losses", "panels"]
 
 
 def panels(material: Material) -> tuple[Panel, ...]:
-    """A plot a sweep, where it loses, and every cell."""
-    by_sweep: dict[str, list[tuple[Check, Outcome]]] = defaultdict(list)
+    """A plot for each kind of work, where it loses, and every cell."""
+    by_work: dict[str, list[tuple[Check, Outcome]]] = defaultdict(list)
     for check, outcome in material.pairs:
-        by_sweep[check.subject or "sweep"].append((check, outcome))
-    plots = [_ratio_plot(name, pairs) for name, pairs in by_sweep.items()]
+        by_work[_work(check)].append((check, outcome))
+    plots = [_ratio_plot(name, pairs) for name, pairs in by_work.items()]
     return (*plots, _loss_panel(material), _cell_table(material))
+
+
+def _work(check: Check) -> str:
+    """What is timed: the sweep, and of whole layers also their kind and layout."""
+    parameters = dict(check.parameters)
+    words = [check.subject or "sweep", *(str(parameters[n]) for n in ("kind", "layout") if parameters.get(n))]
+    return ", ".join(words)
 
 
 def losses(pairs: tuple[tuple[Check, Outcome], ...]) -> list[tuple[Check, Outcome]]:
@@ -28,12 +37,12 @@ def losses(pairs: tuple[tuple[Check, Outcome], ...]) -> list[tuple[Check, Outcom
 
 def _ratio_plot(name: str, pairs: list[tuple[Check, Outcome]]) -> Panel:
     lines: dict[str, list[Point]] = defaultdict(list)
+    cells = [check.cell for check, _ in pairs if check.cell is not None]
     for check, outcome in pairs:
         ratio = figure(outcome, "ratio")
-        if check.cell is None or ratio is None or ratio.value is None:
-            continue
-        key = f"context {check.cell.context}" + (f", {check.cell.drafts} drafts" if check.cell.drafts else "")
-        lines[key].append(Point(check.cell.batch, float(ratio.value), ratio.low, ratio.high))
+        if check.cell is not None and ratio is not None and ratio.value is not None:
+            point = Point(check.cell.batch, float(ratio.value), ratio.low, ratio.high)
+            lines[_line_name(check.cell, cells)].append(point)
     series = [Series(key, tuple(sorted(points, key=lambda p: p.x))) for key, points in lines.items()]
     svg = None
     if series:
@@ -51,10 +60,18 @@ def _ratio_plot(name: str, pairs: list[tuple[Check, Outcome]]) -> Panel:
     )
 
 
+def _line_name(cell: Cell, cells: Sequence[Cell]) -> str:
+    """A line's points differ in batch alone: it is named by all else that differs between the cells."""
+    names = ("arch", "tp", "dcp", "drafts", "kv_dtype", "phase")
+    telling = [name for name in names if len({getattr(one, name) for one in cells}) > 1]
+    more = [f"{name.replace('_', ' ')} {getattr(cell, name)}" for name in telling]
+    return ", ".join([f"context {cell.context}", *more])
+
+
 def _loss_panel(material: Material) -> Panel:
     rows = [
         (
-            CellView(cell_name(check)),
+            CellView(_cell_words(check)),
             figure_cell(outcome, "ratio", "warn"),
             figure_cell(outcome, "stock_us"),
             figure_cell(outcome, "optimised_us"),
@@ -73,7 +90,7 @@ def _loss_panel(material: Material) -> Panel:
 def _cell_table(material: Material) -> Panel:
     rows = [
         (
-            CellView(cell_name(check)),
+            CellView(_cell_words(check)),
             status_cell(check, outcome),
             figure_cell(outcome, "verify_steps_per_s"),
             figure_cell(outcome, "tokens_per_s"),
@@ -92,3 +109,9 @@ def _cell_table(material: Material) -> Panel:
         "Verify steps come first: tokens per second also depend on how many drafts are accepted.",
         table(columns, rows),
     )
+
+
+def _cell_words(check: Check) -> str:
+    """The cell, after the kind and layout where whole layers are timed."""
+    own = _work(check).partition(", ")[2]
+    return ": ".join(filter(None, (plain(own, 60), cell_name(check))))
