@@ -95,10 +95,9 @@ def loaded_digest(pack: Pack) -> str:
     differ in it, and so do two arms of which one was patched.
     """
     total = hashlib.sha256(pack_digest(pack).encode())
-    root = str(pack.root.resolve())
+    roots = (str(pack.root), str(pack.root.resolve()))
     for name, module in sorted(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if file is not None and str(Path(file).resolve()).startswith(root):
+        if str(vars(module).get("__file__", "")).startswith(roots):
             total.update(name.encode() + b"\0")
             for key, value in sorted(vars(module).items()):
                 code = getattr(value, "__code__", None)

@@ -20,7 +20,7 @@ __all__ = ["judge_feature", "judge_prefix", "judge_reuse", "judge_verify"]
 def judge_verify(check: Check, samples: Samples) -> Outcome:
     """Rows kept of verify steps are as near the oracle as decoding one by one."""
     stock, on, planted = (median_kl(samples, pair) for pair in ("stock", "on", "planted"))
-    limit = max(KL_FLOOR, check.number("clean_kl_margin") * (stock or 0.0))
+    limit = max(KL_FLOOR, check.number("verify_kl_margin") * (stock or 0.0))
     control = _control(
         "planted", "a row fewer kept than was said", samples, planted, limit, "median KL to the oracle"
     )

@@ -26,6 +26,7 @@ COST_PER_ROW_S = 0.02
 """Measured on 2 cores with the nano model: one row of one step, all arms of a check."""
 DEFAULTS: dict[str, Setting] = {
     "clean_kl_margin": 4.0,
+    "verify_kl_margin": 2.0,
     "max_ledger_share": 0.01,
     "min_tokens": 1,
     "resumed_kl": 1e-6,
@@ -33,6 +34,8 @@ DEFAULTS: dict[str, Setting] = {
 }
 """Where the policy names none. `clean_kl_margin`: a poisoned op counts as noticed when the median KL is this
 many times the clean arms' median; between seeds the nano model's clean median moves by less than 2.
+`verify_kl_margin`: kept rows may be that
+much further from the oracle than rows decoded one by one; over 6 seeds the nano model's are nearer it.
 `min_tokens`: what the optimised path must generate for a cell not to be empty. `resumed_kl`: a prefix hit and
 a used slot repeat the same sums in the same order."""
 POISON_SCALE = 2.0
@@ -209,7 +212,7 @@ def _check(request: PlanRequest, wanted: _Wanted) -> Check:
         ("kind", kind), ("model", request.pack.smoke_model), ("seed", request.seed), ("steps", steps),
         ("poison_scale", POISON_SCALE),
         ("implementation", "cpu" if cell.arch == "cpu" else "cute"),
-        ("is_traced", kind == "path"),
+        ("is_traced", kind == "path" and wanted.name != "long_run"),
         *(wanted.more or (("is_drawn", False),)),
     )  # fmt: skip
     limits = _limits(request)
@@ -233,4 +236,6 @@ def _steps_of(wanted: _Wanted) -> int:
     """Few where only the decision counts, or where a batch is large."""
     if wanted.kind == "decline":
         return 2
+    if wanted.kind in ("poison", "state"):
+        return 4
     return 6 if wanted.cell.batch <= 16 else 3

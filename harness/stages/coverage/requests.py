@@ -21,7 +21,7 @@ PREFIX = 64
 """Tokens of a prompt that a later one shares; a page of every pack so far."""
 TAIL = 5
 STEPS = 4
-FEATURE_STEPS = 6
+FEATURE_STEPS = 4
 TEMPERATURE = 0.8
 CHUNK = 7
 ALLOWED_STRIDE = 3

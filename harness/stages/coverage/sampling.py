@@ -71,7 +71,8 @@ def _sample_path(probe: Probe) -> tuple[SampleTable, ...]:
     for label, arm in arms:
         if label == "off":
             probe.steps = min(probe.steps, CONTROL_STEPS)
-        results[label] = probe.run_arm(label, arm, is_traced=is_traced)
+        is_wanted = is_traced and (label == "on" or bool(probe.check.parameter("is_drawn")))
+        results[label] = probe.run_arm(label, arm, is_traced=is_wanted)
         builds.append((label, _build_digest(probe.context)))
     table = SampleTable(name="builds", columns=("arm", "digest"), rows=tuple(builds))
     on = [row[: len(ref)] for ref, row in zip(results["off"], results["on"], strict=True)]

@@ -17,7 +17,7 @@ __all__ = ["SCENARIOS", "sample_transition"]
 
 Log = dict[int, list[Any]]
 """Log-probabilities by request, in order."""
-JOIN_STEPS = 2
+JOIN_STEPS = 1
 """Steps before, with and after what joins."""
 DRAFTS = 3
 KEPT = (2, 1, 4)

@@ -98,7 +98,7 @@ def traced(samples: Samples, arm: str) -> tuple[Status, str]:
 
 def kernels_differ(samples: Samples) -> bool:
     """Whether the two arms ran unlike kernels; untraced arms differ in their launches."""
-    if not arm_rows(samples, "traces", "on"):
+    if not arm_rows(samples, "traces", "on") or not arm_rows(samples, "traces", "off"):
         return _launched(samples, "on") != _launched(samples, "off")
     return _seen(samples, "on") != _seen(samples, "off")
 

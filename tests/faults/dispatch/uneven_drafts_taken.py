@@ -12,7 +12,6 @@ FAULT = engine_fault(
     repaired={
         "len(set(facts.rows_by_request)) > 1": "min(facts.rows_by_request) != max(facts.rows_by_request)"
     },
-    checks=("coverage/decline/", "kernels/router/guard/cpu"),
+    checks=("coverage/uneven/",),
     expected="coverage",
-    gap="no check of the smoke plan gives one step requests with unlike numbers of drafts",
 )

@@ -16,7 +16,8 @@ SOUND: Row = ("on", 5, "router", "router", "graph", 4, 4, 4)
 
 
 def samples(*kernels: Row, blind: str = "", builds: tuple[Row, ...] = ()) -> Samples:
-    trace = ("on", 10, 10, blind, 1, 1)
+    arms = dict.fromkeys(("on", *(str(row[0]) for row in kernels)))
+    traces = tuple((arm, 10, 10, blind, 1, 1) for arm in arms)
     names = ("arm", "sentinel_seen", "sentinel_planted", "blind", "graph_launches", "steps")
     return Samples(
         check="coverage/path/x",
@@ -27,7 +28,7 @@ def samples(*kernels: Row, blind: str = "", builds: tuple[Row, ...] = ()) -> Sam
                 name="launches", columns=("arm", "op", "counted", "expected"), rows=(("on", "router", 4, 4),)
             ),
             SampleTable(name="kernels", columns=KERNEL_COLUMNS, rows=kernels),
-            SampleTable(name="traces", columns=names, rows=(trace,)),
+            SampleTable(name="traces", columns=names, rows=traces),
             SampleTable(name="builds", columns=("arm", "digest"), rows=builds),
         ),
     )
