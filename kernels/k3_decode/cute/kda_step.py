@@ -25,8 +25,10 @@ The conv window is copied bit for bit. NaN and infinities propagate within their
 
 Validation: `tests/k3_decode/cute/test_kda_step.py` compiles every variant for the three architectures and
 replays the lane maps in numpy; its GPU tests compare with the float64 oracle over heads, batches, rows and
-input regimes, the conv state bit for bit, and graph replays with changed inputs. sm_100a and sm_103a were
-never run.
+input regimes, the conv state bit for bit, and graph replays with changed inputs. On an H200 all of that, TP8
+and TP16 at 1 to 64 requests and 2 to 8 rows; calls alone, back to back and in replays the same bits; memcheck
+clean; racecheck clean but for one warning in the ring, where a warp refills a place behind its own barrier.
+sm_100a and sm_103a were never run.
 """
 
 from collections.abc import Callable

@@ -24,10 +24,9 @@ Row t of a request of length n sees its first n - rows + 1 + t tokens; without a
 
 Validation: `tests/k3_decode/cute/test_mla_attend.py` compiles every variant for the three architectures and
 replays the tile map in numpy; its GPU tests compare with the float64 oracle over heads, rows, lengths and
-regimes. On an H200 this kernel agreed with the oracle in 108 cells (TP1 to TP16, both caches, 1 to 8 rows)
-and memcheck was clean; racecheck named one read of the fp8 path, held to be the last matrices past a row,
-whose values nobody used. They are no longer read; that load was not run again. sm_100a and sm_103a were
-never run.
+regimes. On an H200 it agreed with the oracle in 108 cells (TP1 to TP16, both caches, 1 to 8 rows), and at
+1,048,576 tokens over pages scattered past 2 GiB; calls alone, back to back and in replays gave the same bits;
+memcheck is clean. sm_100a and sm_103a were never run.
 """
 
 from collections.abc import Callable

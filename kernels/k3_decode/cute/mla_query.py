@@ -22,7 +22,8 @@ NaN and infinities propagate within their row.
 
 Validation: `tests/k3_decode/cute/test_mla_query.py` compiles every variant for the three architectures and
 replays the fragment maps in numpy; its GPU tests compare query and cache with the float64 oracle over heads,
-batches and regimes. sm_100a and sm_103a were never run.
+batches and regimes. On an H200 all of that; calls of 1 to 64 rows alone, back to back and in replays gave the
+same bits; memcheck and racecheck are clean, both kernels and caches. sm_100a and sm_103a were never run.
 """
 
 from collections.abc import Callable

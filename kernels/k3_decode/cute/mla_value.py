@@ -18,7 +18,8 @@ order of sums depends on the number of tokens a block holds, not on timing.
 
 Validation: `tests/k3_decode/cute/test_mla_value.py` compiles every variant for the three architectures and
 replays the slot map in numpy; its GPU tests compare with the float64 oracle over heads, batches, shards and
-regimes. sm_100a and sm_103a were never run.
+regimes. On an H200 all of that; calls alone, back to back and in replays gave the same bits; memcheck and
+racecheck are clean. sm_100a and sm_103a were never run.
 """
 
 from collections.abc import Callable

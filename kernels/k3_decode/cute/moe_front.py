@@ -21,7 +21,8 @@ Validation: `tests/k3_decode/cute/test_moe_front.py` compiles the smoke variant 
 and runs the traced functions over both weights on an emulated grid in numpy; its GPU tests compare with
 the float64 products. On an H200 it was compared with the oracle at 1, 2, 3, 7, 8, 16, 17, 32 and 64 rows
 of the TP8 and TP16 shards, in every input regime at 5 rows, and on the canary and nano models (NOTES.md).
-Not run: compute-sanitizer, and anything on sm_100a and sm_103a.
+Calls alone, back to back and in replays gave the same bits; memcheck and racecheck are clean (2, 3, 12 and 40
+rows). sm_100a and sm_103a were never run.
 """
 
 from collections.abc import Callable

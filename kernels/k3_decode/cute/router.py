@@ -17,7 +17,8 @@ never wrong.
 
 Validation: `tests/k3_decode/cute/test_router.py` compiles the variants for the three architectures and
 replays the selection rule in torch on hostile rows; its GPU tests compare ids exactly and weights with the
-float64 oracle. sm_100a and sm_103a were never run.
+float64 oracle. On an H200 all of that; calls alone, back to back and in replays gave the same bits; memcheck
+and racecheck are clean. sm_100a and sm_103a were never run.
 """
 
 from collections.abc import Callable
