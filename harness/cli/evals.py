@@ -23,7 +23,7 @@ Data = Annotated[
         "--data",
         metavar="hub|fixture|PATH",
         help="Rows of mrcr and aime25: the hub's at the pinned revision, generated ones in a small model's "
-        "words, a Parquet or JSON-lines file, or a folder with the hub's files.",
+        "words, a Parquet or JSON-lines file, or a folder with the hub's files. Of drift: a file of text.",
     ),
 ]
 Tasks = Annotated[
@@ -94,10 +94,10 @@ def _subjects(tasks: list[str], data: str | None) -> tuple[str, ...]:
     from harness.stages.evals.data import FOLDER_VARIABLE
     from harness.stages.evals.planning import OFFICIAL
 
-    if data is not None and not any(task in OFFICIAL for task in tasks):
-        raise InputError(
-            f"--data {data} says where the rows of {', '.join(OFFICIAL)} come from; name one with --task"
-        )
+    readers = (*OFFICIAL, "drift") if data not in (None, "hub", "fixture") else tuple(OFFICIAL)
+    if data is not None and not any(task in readers for task in tasks):
+        known = ", ".join(readers)
+        raise InputError(f"--data {data} says what {known} read; name one of them with --task")
     suffix = {None: "", "hub": "", "fixture": "_fixture"}.get(data)
     if suffix is None:
         path = Path(str(data)).resolve()
@@ -105,7 +105,7 @@ def _subjects(tasks: list[str], data: str | None) -> tuple[str, ...]:
             raise InputError(f"--data {data}: there is no such file or folder; say hub, fixture, or a path")
         os.environ[FOLDER_VARIABLE] = str(path)
         suffix = "_local" if path.is_file() else ""
-    return tuple(f"{task}{suffix}" if task in OFFICIAL else task for task in tasks)
+    return tuple(f"{task}{suffix}" if task in readers else task for task in tasks)
 
 
 def _asked_plan(selection: Selection, subjects: tuple[str, ...], resumed: Path | None) -> "Plan":

@@ -25,6 +25,7 @@ __all__ = [
     "Rows",
     "Source",
     "load_rows",
+    "load_text",
     "o200k_counter",
     "sources",
     "write_rows",
@@ -88,6 +89,14 @@ def load_rows(task: str, wanted: Literal["official", "local"]) -> Rows:
             "holds other bytes; download that revision, or run another file with `--data FILE`"
         )
     return _rows(_read_files(paths), "official_files")
+
+
+def load_text() -> bytes:
+    """The one text that the variable names; raises `InputError` where there is none."""
+    place = os.environ.get(FOLDER_VARIABLE)
+    if place is None or not Path(place).is_file() or not (text := Path(place).read_bytes()):
+        raise InputError(f"{FOLDER_VARIABLE} names no file of text; pass one with `--data FILE`")
+    return text
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], folder: Path, name: str) -> Rows:

@@ -37,6 +37,8 @@ def judge_drift(check: Check, samples: Samples) -> Outcome:
         figure_of("optimised_kl_slope_per_token", _slope(by_arm["optimised"]), "not finite"),
         figure_of("top1_agreement", _top1(by_arm["optimised"]), "no position"),
         Figure(name="positions", value=len(by_arm["optimised"])),
+        figure_of("arms_mean_kl", _mean_kl(rows_of(samples, "pair")), "not finite"),
+        figure_of("arms_top1_agreement", _top1(rows_of(samples, "pair")), "no position"),
     )
     if not by_arm["optimised"] or not by_arm["stock"]:
         return judged(

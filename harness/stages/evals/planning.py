@@ -106,6 +106,10 @@ def _all_checks(request: PlanRequest, wanted: set[str]) -> Iterator[Check]:
         missing = f"the claim does not dispatch on {arch}"
     if not wanted or "drift" in wanted:
         yield _drift(request, arch, missing)
+    if "drift_local" in wanted:
+        check = _drift(request, arch, missing)
+        own = {"id": f"evals/drift_local/{request.pack.smoke_model}", "subject": "drift_local"}
+        yield check.model_copy(update={**own, "parameters": (*check.parameters, ("text", "local"))})
     tasks = request.pack.eval_tasks()
     yield from (_task(request, t, arch, missing) for t in tasks if not wanted or t.name in wanted)
     for subject in OFFICIAL:

@@ -14,8 +14,9 @@ from typing import Any
 
 from harness.domain.check import Check, Outcome, Samples, SampleTable
 from harness.domain.pack import SessionRequest
-from harness.domain.record import Scalar
+from harness.domain.record import Scalar, sha256_hex
 from harness.domain.stage import StageContext
+from harness.stages.evals.data import load_text
 from harness.stages.evals.features import sample_feature
 from harness.stages.evals.judging import judge
 from harness.stages.evals.opening import arm_request
@@ -88,12 +89,13 @@ def _sample_drift(recorder: _Recorder) -> tuple[SampleTable, ...]:
 
     steps, prompt = recorder.number("steps"), recorder.number("prompt")
     length = steps + prompt + 1
+    text, kind = _real_text(recorder)
     forced: dict[str, list[Any]] = {}
     driver = "direct"
     for arm in ("oracle", "stock", "optimised", "poison"):
         recorder.context.progress(f"drift, {arm} arm")
         with recorder.open(arm, 2, length + 8) as session:
-            texts = _drift_texts(session.vocab_size, length, recorder.number("seed"))
+            texts = _drift_texts(text, session.vocab_size, length, recorder.number("seed"))
             forced[arm], driver = _force_texts(recorder, session, texts, prompt)
     rows: list[Row] = []
     for arm in ("stock", "optimised", "poison"):
@@ -102,19 +104,33 @@ def _sample_drift(recorder: _Recorder) -> tuple[SampleTable, ...]:
             for position, values in enumerate(zip(found.kl, found.max_gap, found.is_top1_equal, strict=True)):
                 rows.append((arm, request, prompt + position, *values))
     columns = ("arm", "request", "position", "kl", "max_gap", "is_top1_equal")
+    pair: list[Row] = []
+    for request, (one, two) in enumerate(zip(forced["stock"], forced["optimised"], strict=True)):
+        found = divergence(one, two)
+        places = enumerate(zip(found.kl, found.is_top1_equal, strict=True))
+        pair += [(request, prompt + position, *values) for position, values in places]
     return (
         SampleTable(name="drift", columns=columns, rows=tuple(rows)),
+        SampleTable(name="pair", columns=("request", "position", "kl", "is_top1_equal"), rows=tuple(pair)),
+        SampleTable(name="text", columns=("kind", "digest"), rows=((kind, sha256_hex(text)),)),
         SampleTable(name="driver", columns=("driver",), rows=((driver,),)),
         recorder.steps_table(),
     )
 
 
-def _drift_texts(vocab: int, length: int, seed: int) -> list[tuple[int, ...]]:
+def _real_text(recorder: _Recorder) -> tuple[bytes, str]:
+    """The text to force, and whether somebody brought it; raises `InputError` where the file is missing."""
+    if dict(recorder.check.parameters).get("text") != "local":
+        return ZEN.encode(), "embedded"
+    return load_text(), "local"
+
+
+def _drift_texts(text: bytes, vocab: int, length: int, seed: int) -> list[tuple[int, ...]]:
     """A real text in bytes, and random tokens: the model sees both habits and surprises."""
     from harness.engines.in_process import random_texts
 
-    zen = (ZEN.encode() * (length // len(ZEN) + 1))[:length]
-    return [tuple(byte % vocab for byte in zen), *random_texts(vocab, 1, length, seed)]
+    whole = (text * (length // len(text) + 1))[:length]
+    return [tuple(byte % vocab for byte in whole), *random_texts(vocab, 1, length, seed)]
 
 
 def _force_texts(

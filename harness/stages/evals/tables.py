@@ -73,6 +73,11 @@ DRIFT_SHAPES: Mapping[str, TableShape] = {
         },
         key=("arm", "request", "position"),
     ),
+    "pair": TableShape(
+        {"request": COUNT, "position": COUNT, "kl": optional(NUMBER), "is_top1_equal": FLAG},
+        key=("request", "position"),
+    ),
+    "text": TableShape({"kind": choice("embedded", "local"), "digest": TEXT}, max_rows=1),
     **_COMMON,
 }
 TASK_SHAPES: Mapping[str, TableShape] = {
@@ -169,6 +174,9 @@ def _uneven_positions(samples: Samples) -> Iterator[str]:
         places[str(row["arm"])].add((row["request"], row["position"]))
     stock = places["stock"]
     yield from (f"arm {arm} has other positions than stock" for arm in ARMS if places[arm] != stock)
+    pair = {(row["request"], row["position"]) for row in _records(samples, "pair")}
+    if samples.table("pair") is not None and pair != stock:
+        yield "the arms were compared with each other at other positions than with the oracle"
     for request in sorted({int(request or 0) for request, _ in stock}):
         positions = sorted(int(p or 0) for r, p in stock if r == request)
         if positions != list(range(positions[0], positions[-1] + 1)):

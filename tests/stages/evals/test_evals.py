@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from harness.domain.check import Check, Samples, StageName, Status
+from harness.domain.errors import InputError
 from harness.stages.evals import judge, sample
 from harness.stages.evals.scorers import exact, mrcr, score_tokens, tail
 from harness.stages.evals.tables import DRIFT_SHAPES, TASK_SHAPES
@@ -226,3 +227,28 @@ def test_an_item_with_another_target_for_one_arm_is_invalid(tmp_path: Path) -> N
     outcome = judge(check, with_rows(samples, "items", rows))
     assert outcome.status is Status.INVALID
     assert "is another question for arm optimised than for stock" in outcome.summary
+
+
+def test_drift_along_a_text_of_ones_own_says_which_text_and_how_far_the_arms_are_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness.domain.record import sha256_hex
+    from harness.stages.evals import sampling
+    from harness.stages.evals.data import FOLDER_VARIABLE
+
+    pack = FakePack()
+    check = planned(EVALS, "drift", pack)
+    own = check.model_copy(update={"parameters": (*check.parameters, ("text", "local"))})
+    monkeypatch.setattr(sampling, "find_spec", lambda _: None)
+    with pytest.raises(InputError, match="names no file of text"):
+        sample(own, stage_context(pack, tmp_path))
+    (tmp_path / "mine.txt").write_text("Ein eigener Text über Größe.", encoding="utf-8")
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "mine.txt"))
+    samples = sample(own, stage_context(pack, tmp_path))
+    text = samples.table("text")
+    assert text is not None
+    assert text.rows == (("local", sha256_hex("Ein eigener Text über Größe.".encode())),)
+    figures = {figure.name: figure.value for figure in judge(own, samples).figures}
+    assert figures["arms_top1_agreement"] == 1.0
+    assert figures["arms_mean_kl"] is not None
+    assert figures["arms_mean_kl"] < 1e-9
