@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-__all__ = ["DumbbellRow", "Point", "Series", "dumbbell_plot", "line_plot", "status_bar"]
+__all__ = [
+    "Bar", "DumbbellRow", "Lane", "Point", "Series", "dumbbell_plot", "line_plot", "status_bar",
+    "timeline_plot",
+]  # fmt: skip
 
 WIDTH = 720
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 34, 44
@@ -44,6 +47,24 @@ class DumbbellRow:
     second: float
     note: str
     is_over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Something that lasted, on a time line; `kind` chooses a colour, None is grey."""
+
+    start: float
+    end: float
+    name: str
+    kind: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Bars that do not overlap, under one name."""
+
+    name: str
+    bars: tuple[Bar, ...]
 
 
 def status_bar(counts: Sequence[tuple[str, int]], title: str, total: int = 0) -> Markup:
@@ -132,6 +153,36 @@ def dumbbell_plot(rows: Sequence[DumbbellRow], title: str, names: tuple[str, str
         parts.append(_text(f"rowname end{over}", WIDTH - 4, y + 4, row.note))
     parts.append(_text("axis end", WIDTH - 4, TOP - 6, note_title))
     parts += _legend(names, first=1, right=right + 60)
+    return _svg(title, height, parts)
+
+
+def timeline_plot(lanes: Sequence[Lane], title: str) -> Markup:
+    """Bars on lanes over one linear axis of microseconds; a bar wide enough carries its name."""
+    left, lane_height = 130, 22
+    height = TOP + lane_height * len(lanes) + 30
+    longest = max((bar.end for lane in lanes for bar in lane.bars), default=1.0) or 1.0
+    step = _axis(0.0, longest)[2]
+
+    def px(value: float) -> float:
+        return left + (WIDTH - left - RIGHT) * value / longest
+
+    parts = []
+    for nth in range(int(longest / step) + 1):
+        parts.append(_line("grid", px(nth * step), TOP - 4, px(nth * step), height - 26))
+        parts.append(_text("tick mid", px(nth * step), height - 10, f"{nth * step:g}"))
+    for place, lane in enumerate(lanes):
+        y = TOP + lane_height * place
+        parts.append(_text("rowname end", left - 8, y + 15, lane.name))
+        for bar in lane.bars:
+            x, width = px(bar.start), max(0.8, px(bar.end) - px(bar.start))
+            kind = "none" if bar.kind is None else f"s{bar.kind}"
+            parts.append(
+                f'<rect class="dot span {kind}" x="{x:.1f}" y="{y + 3:.1f}" width="{width:.1f}" height="16">'
+                f"<title>{escape(bar.name)}: {bar.start:.1f} to {bar.end:.1f} us</title></rect>"
+            )
+            if width > 7 * len(bar.name):
+                parts.append(_text("key", x + 3, y + 15, bar.name))
+    parts.append(_text("axis end", WIDTH - 4, TOP - 10, "microseconds"))
     return _svg(title, height, parts)
 
 

@@ -1,26 +1,35 @@
-"""Coverage: where the optimised path ran, what would notice each op being wrong, and what declined."""
+"""Coverage: where the optimised path ran, kernel by kernel, what would notice each op being wrong, and what
+declined.
+"""
 
 import math
 
-from harness.domain.check import Check, Outcome, Status
+from harness.domain.check import Check, Outcome, StageName, Status
 from harness.report.panels.material import Material, cell_name, figure, status_cell, table, value
+from harness.report.panels.timeline import timeline_panels
 from harness.report.panels.tokens import tokens_by_path
-from harness.report.text import compact, number, plain
+from harness.report.text import anchor, compact, number, plain
 from harness.report.view import CellView, Panel
 
 __all__ = ["panels"]
 
+FEATURES = {"prefix": "prefix hit", "reuse": "used slot", "verify": "drafts rejected"}
+"""What kinds of check are about beside their cell."""
+
 
 def panels(material: Material) -> tuple[Panel, ...]:
-    """Path shares, the causal matrix, declines, the envelope."""
+    """Path shares, the causal matrix, the envelope, time lines and declines."""
     by_kind: dict[str, list[tuple[Check, Outcome]]] = {}
     for check, outcome in material.pairs:
         by_kind.setdefault(check.id.split("/")[1], []).append((check, outcome))
     return (
         _share_panel(by_kind.get("path", [])),
         _causal_panel(by_kind.get("poison", [])),
-        _envelope_panel(material, by_kind.get("path", [])),
-        _decline_panel(by_kind.get("decline", [])),
+        _envelope_panel(
+            material, [pair for kind in ("path", "feature", *FEATURES) for pair in by_kind.get(kind, [])]
+        ),
+        *timeline_panels(material, [*by_kind.get("layer", []), *by_kind.get("path", [])]),
+        _decline_panel([*by_kind.get("decline", []), *by_kind.get("uneven", [])]),
     )
 
 
@@ -73,14 +82,19 @@ def _causal_panel(pairs: list[tuple[Check, Outcome]]) -> Panel:
 
 
 def _envelope_panel(material: Material, pairs: list[tuple[Check, Outcome]]) -> Panel:
-    """Batch by context (or drafts): how many tokens the optimised path produced there."""
+    """Batch by phase, context, drafts, ranks and feature: tokens that the optimised path produced there, for
+    the checks of this stage, and for each eval and sweep of the same plan.
+    """
     cells = {}
     for check, outcome in pairs:
         if check.cell is not None:
-            count = check.cell.drafts
-            drafts = f", {count} draft{'' if count == 1 else 's'}" if count else ""
-            place = f"{check.cell.phase}, context {check.cell.context}{drafts}"
-            cells[check.cell.batch, place] = _cell_of_envelope(material, check, outcome)
+            cells[check.cell.batch, _place(check)] = _cell_of_envelope(material, check, outcome)
+    for check in material.plan.checks:
+        if check.stage in (StageName.EVALS, StageName.SWEEP) and check.cell is not None:
+            cell = _tokens_cell(material, check, "optimised")
+            if cell is not None:
+                name = f"{check.stage.value} {plain(check.subject or '', 40)}".strip()
+                cells[check.cell.batch, f"{name}: {_place(check)}"] = cell
     batches = sorted({batch for batch, _ in cells})
     rest = list(dict.fromkeys(other for _, other in cells))
     rows = [
@@ -90,21 +104,43 @@ def _envelope_panel(material: Material, pairs: list[tuple[Check, Outcome]]) -> P
     return Panel(
         "Where in the envelope the path was seen",
         "Tokens that the optimised path produced in each cell, darker for a larger share of those made "
-        "there; a dash is a cell that this run did not try.",
+        "there; a dash is a cell that this run did not try, and a required one that is empty shows its "
+        "status.",
         table("cell | " + " | ".join(f"#batch {b}" for b in batches), rows) if batches else None,
     )
 
 
+def _place(check: Check) -> str:
+    """A cell without its batch, with the feature that the check is about."""
+    cell = check.cell
+    if cell is None:
+        return ""
+    count = cell.drafts
+    words = [cell.phase, f"context {cell.context}"]
+    words += [f"{count} draft{'' if count == 1 else 's'}"] if count else []
+    words += [f"{name} {n}" for name, n in (("tp", cell.tp), ("dcp", cell.dcp)) if n != 1]
+    kind = check.id.split("/")[1]
+    words += [plain(FEATURES.get(kind) or str(check.subject), 40)] if kind in (*FEATURES, "feature") else []
+    words += ["long run"] if check.subject == "long_run" else []
+    return ", ".join(words)
+
+
 def _cell_of_envelope(material: Material, check: Check, outcome: Outcome) -> CellView:
     """Optimised tokens where the check passed, else its status."""
-    flows = tokens_by_path(material, check, "on")
-    total = sum(flow.tokens for flow in flows)
-    if outcome.status is not Status.PASS or not total:
+    cell = _tokens_cell(material, check, "on")
+    if outcome.status is not Status.PASS or cell is None:
         return status_cell(check, outcome)
+    return CellView(cell.text, cell.tone, status_cell(check, outcome).link)
+
+
+def _tokens_cell(material: Material, check: Check, arm: str) -> CellView | None:
+    """Tokens of the optimised path, toned by their share; None where nothing was generated."""
+    flows = tokens_by_path(material, check, arm)
+    total = sum(flow.tokens for flow in flows)
+    if not total:
+        return None
     optimised = sum(flow.tokens for flow in flows if flow.path == "optimised")
-    return CellView(
-        f"{optimised:,}", f"heat-{min(9, int(10 * optimised / total))}", status_cell(check, outcome).link
-    )
+    return CellView(f"{optimised:,}", f"heat-{min(9, int(10 * optimised / total))}", f"#{anchor(check.id)}")
 
 
 def _decline_panel(pairs: list[tuple[Check, Outcome]]) -> Panel:

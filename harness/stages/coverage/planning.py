@@ -132,7 +132,7 @@ def _path_wanted(request: PlanRequest, base: Cell) -> Iterator[_Wanted]:
     )
     bands = tuple(int(band) for band in str(_limits(request)["context_bands"]).split(","))
     for cell in path_cells(envelope, arch, bands):
-        is_drawn = cell.rows == base.rows and cell.tp == 1
+        is_drawn = cell == base
         yield _Wanted("path", cell.label(), cell, proves, more=(("is_drawn", is_drawn),))
     long_run = base.model_copy(update={"batch": envelope.batch.min})
     yield _Wanted(

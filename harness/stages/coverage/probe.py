@@ -233,14 +233,16 @@ def kernel_rows(
 
 
 def span_rows(label: str, events: Sequence[Any], manifest: KernelManifest, layer: int) -> list[Row]:
-    """One layer of the first traced step, event by event."""
+    """One layer of the first traced step, kernel by kernel; memory operations are left out."""
     from harness.measure.kernel_trace import cut_layer, fits
 
     first = min((event.step for event in events), default=0)
     of_step = [event for event in events if event.step == first]
-    cut = cut_layer(of_step, manifest.layer_marks, manifest.marks_per_layer, layer)[:MAX_SPANS]
+    cut = cut_layer(of_step, manifest.layer_marks, manifest.marks_per_layer, layer)
+    notes = [pattern for use in manifest.kernels if not use.count for pattern in use.patterns]
+    kernels = [event for event in cut if not event.is_memory and not fits(event.name, notes)]
     rows: list[Row] = []
-    for number, event in enumerate(cut):
+    for number, event in enumerate(kernels[:MAX_SPANS]):
         op = next((use.op for use in manifest.kernels if fits(event.name, use.patterns)), "")
         times = (round(event.start_us, 3), round(event.duration_us, 3))
         rows.append((label, number, event.name[:MAX_NAME], op, event.stream, *times))
