@@ -91,9 +91,9 @@ def make_args(cell: Cell, regime: str, generator: torch.Generator, device: torch
     require_regime("attn_res", REGIMES, regime)
     model = cell.shapes.model
     tokens, hidden, count = cell.tokens, model.hidden, max(1, model.attn_res_blocks)
-    blocks = activation(regime, (tokens, count, hidden), generator, device)
-    prefix = activation(regime, (tokens, hidden), generator, device)
-    delta = activation(regime, (tokens, hidden), generator, device)
+    blocks = activation(regime, (tokens, count, hidden), generator, device, source="attn_res.blocks")
+    prefix = activation(regime, (tokens, hidden), generator, device, source="attn_res.prefix")
+    delta = activation(regime, (tokens, hidden), generator, device, source="attn_res.delta")
     score_scale = 8.0 if regime == "one_source_dominates" else 1.0
     score_weight = weight((hidden,), generator, device, dtype=torch.float32) * score_scale
     norm_weight = weight((hidden,), generator, device, scale=0.2) + 1.0

@@ -117,7 +117,7 @@ def make_args(cell: Cell, regime: str, generator: torch.Generator, device: torch
     require_regime("experts", REGIMES, regime)
     model, inter = cell.shapes.model, cell.shapes.expert_inter
     tokens, latent, experts, top_k = cell.tokens, model.latent, model.experts, model.top_k
-    x = activation(regime, (tokens, latent), generator, device, tiny=TINY_LATENT)
+    x = activation(regime, (tokens, latent), generator, device, tiny=TINY_LATENT, source="experts.latent")
     if regime == "one_expert_set":
         ids = torch.randperm(experts, generator=generator)[:top_k].expand(tokens, top_k)
     else:

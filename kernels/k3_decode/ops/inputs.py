@@ -9,6 +9,8 @@ import math
 
 import torch
 
+from k3_decode.ops.recorded import recorded_rows
+
 __all__ = [
     "BASE_REGIMES",
     "activation",
@@ -20,8 +22,9 @@ __all__ = [
     "with_row_gap",
 ]
 
-BASE_REGIMES = ("gaussian", "heavy_tail", "large", "tiny", "constant_rows")
-"""Regimes of every op: unit normals, log-normal outliers, far above and far below one, rows of one value."""
+BASE_REGIMES = ("gaussian", "heavy_tail", "large", "tiny", "constant_rows", "recorded")
+"""Regimes of every op: unit normals, log-normal outliers, far above and far below one, rows of one value, and
+rows of real steps."""
 LARGE_SCALE = 1024.0
 TINY_SCALE = 1e-30
 """A normal bf16 number whose square underflows in fp32, so that eps decides every norm."""
@@ -45,10 +48,12 @@ def activation(
     large: float = LARGE_SCALE,
     tiny: float = TINY_SCALE,
     dtype: torch.dtype = torch.bfloat16,
+    source: str = "",
 ) -> torch.Tensor:
     """Values of a regime; regimes that are special to one op get unit normals. The last axis is the row.
 
     An op whose output is a product of two activations asks for a `tiny` whose square a bf16 can hold.
+    `source` names what was recorded, such as `projection.x`.
     """
     values = _normal(shape, generator)
     if regime == "heavy_tail":
@@ -60,6 +65,8 @@ def activation(
         values.view(-1)[::7] = SUBNORMAL
     elif regime == "constant_rows":
         values = values[..., :1].expand(shape)
+    elif regime == "recorded" and source:
+        values = recorded_rows(source, shape, generator)
     return values.to(dtype).to(device).contiguous()
 
 

@@ -215,7 +215,9 @@ def make_args(cell: Cell, regime: str, generator: torch.Generator, device: torch
     heads, width = shapes.heads, shapes.channels
     slots = _slots(cell, regime, generator)
     pool = cell.tokens + 3
-    packed = activation(regime, (cell.tokens, shapes.kda_in_rows), generator, device, tiny=1e-12)
+    packed = activation(
+        regime, (cell.tokens, shapes.kda_in_rows), generator, device, tiny=1e-12, source="kda_step.packed"
+    )
     if regime == "null_slots":
         packed.view(cell.requests, rows, -1)[slots[:, 0].to(device) <= 0] = torch.nan
     state_scale = {"large": "large", "tiny": "tiny"}.get(regime, "gaussian")

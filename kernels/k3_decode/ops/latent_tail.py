@@ -51,8 +51,8 @@ def make_args(cell: Cell, regime: str, generator: torch.Generator, device: torch
     require_regime("latent_tail", REGIMES, regime)
     model = cell.shapes.model
     rows = model.hidden // cell.shapes.tp if regime == "sharded" else model.hidden
-    latent = activation(regime, (cell.tokens, model.latent), generator, device)
-    shared = activation(regime, (cell.tokens, rows), generator, device)
+    latent = activation(regime, (cell.tokens, model.latent), generator, device, source="latent_tail.latent")
+    shared = activation(regime, (cell.tokens, rows), generator, device, source="latent_tail.shared")
     return {
         "latent": with_row_gap(latent) if regime == "strided_rows" else latent,
         "norm_weight": weight((model.latent,), generator, device, scale=0.2) + 1.0,

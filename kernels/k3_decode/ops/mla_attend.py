@@ -114,7 +114,9 @@ def make_args(cell: Cell, regime: str, generator: torch.Generator, device: torch
     cache = _cache(cell, regime, pages, kv_scale, generator, device)
     if regime == "poisoned_tail":
         _poison_tails(cache, table, lengths)
-    query = activation(regime, (cell.tokens, heads, ROW), generator, device, large=30.0)
+    query = activation(
+        regime, (cell.tokens, heads, ROW), generator, device, large=30.0, source="mla_attend.query"
+    )
     if regime == "sharp":
         query = query * 8
     if regime == "strided_query":
@@ -151,8 +153,9 @@ def _cache(
 ) -> torch.Tensor:
     count = pages * PAGE_SIZE * ROW
     kind = "gaussian" if cell.kv_dtype == "fp8" and regime in ("large", "tiny") else regime
-    if kind == "constant_rows":
-        pool = activation(kind, (pages * PAGE_SIZE, ROW), generator, device).flatten()
+    if kind in ("constant_rows", "recorded"):
+        rows = (min(pages * PAGE_SIZE, POOL_ELEMENTS // ROW), ROW)
+        pool = activation(kind, rows, generator, device, source="mla_attend.cache").flatten()
     else:
         pool = activation(kind, (min(count, POOL_ELEMENTS),), generator, device, large=30.0)
     stored = to_cache(pool, kv_scale, cache_dtype(cell.kv_dtype))

@@ -155,7 +155,9 @@ def make_args(cell: Cell, regime: str, generator: torch.Generator, device: torch
         raise ValueError(f"mla_query needs a low-rank query; {model.name} has none")
     heads, is_fp8 = shapes.heads, cell.kv_dtype == "fp8"
     pages = cell.tokens // PAGE_SIZE + 3
-    packed = activation(regime, (cell.tokens, shapes.mla_in_rows), generator, device)
+    packed = activation(
+        regime, (cell.tokens, shapes.mla_in_rows), generator, device, source="mla_query.packed"
+    )
     if regime == "saturating":
         packed[:, model.q_lora + KV_LORA : model.q_lora + KV_LORA + QK_ROPE] *= 30.0
     slot_mapping = torch.randperm(pages * PAGE_SIZE, generator=generator)[: cell.tokens]

@@ -18,6 +18,7 @@ __all__ = ["SPEC", "merge", "oracle", "stock"]
 
 REGIMES = (*BASE_REGIMES, "one_shard", "empty_shards", "no_keys", "uneven_shards", "gate_in_packed_rows")
 SHARDS = 4
+SHARD_SCALES = (1.0, 8.0, 0.125, 2.0)
 V_DIM = 128
 
 
@@ -76,7 +77,12 @@ def make_args(cell: Cell, regime: str, generator: torch.Generator, device: torch
     require_regime("mla_value", REGIMES, regime)
     heads, tokens, width = cell.shapes.heads, cell.tokens, cell.shapes.channels
     shards = 1 if regime == "one_shard" else SHARDS
-    partial = activation(regime, (shards, tokens, heads, KV_LORA), generator, device)
+    partial = activation(
+        regime, (shards, tokens, heads, KV_LORA), generator, device, source="mla_value.partial"
+    )
+    if regime == "uneven_shards":  # shards of unlike keys: a wrong share shows at once
+        scales = torch.tensor(SHARD_SCALES).view(-1, 1, 1, 1)
+        partial = (partial.float() * scales.to(device)).to(partial.dtype)
     spread_of_lse = 8.0 if regime == "uneven_shards" else 1.0
     lse = torch.randn((shards, tokens, heads), generator=generator) * spread_of_lse + 6.0
     if regime == "empty_shards":
@@ -85,7 +91,7 @@ def make_args(cell: Cell, regime: str, generator: torch.Generator, device: torch
     if regime == "no_keys":
         lse[:, ::2] = -torch.inf
         partial[:, ::2] = torch.nan
-    gate = activation(regime, (tokens, width), generator, device, large=16.0)
+    gate = activation(regime, (tokens, width), generator, device, large=16.0, source="mla_value.gate")
     return {
         "partial": partial,
         "partial_lse": lse.to(device),

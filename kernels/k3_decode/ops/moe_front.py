@@ -62,7 +62,7 @@ def make_args(cell: Cell, regime: str, generator: torch.Generator, device: torch
     parts = cell.shapes.tp if regime == "sharded" else 1
     experts, latent = -(-model.experts // parts), -(-model.latent // parts)
     inter = cell.shapes.shared_inter
-    x = activation(regime, (cell.tokens, model.hidden), generator, device, tiny=1e-15)
+    x = activation(regime, (cell.tokens, model.hidden), generator, device, tiny=1e-15, source="moe_front.x")
     return {
         "x": with_row_gap(x) if regime == "strided_rows" else x,
         "router_weight": weight((experts, model.hidden), generator, device),

@@ -15,10 +15,21 @@ from k3_decode.ops.products import linear
 
 __all__ = ["SPEC", "oracle", "stock"]
 
-REGIMES = (*BASE_REGIMES, "mla_in", "output_projection", "fp32_out", "strided_rows")
+REGIMES = (
+    *BASE_REGIMES,
+    "mla_in",
+    "output_projection",
+    "fp32_out",
+    "strided_rows",
+    "near_overflow",
+    "special_rows",
+)
 """Shapes of the packed KDA input, except `mla_in` and `output_projection`; `fp32_out` is the vocabulary shard
 (at most 4096 rows of it).
 """
+
+NEAR_OVERFLOW = 2.0**121
+"""Sums of its products stay below 2^128, where fp32 and bf16 end."""
 
 
 def stock(*, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
@@ -43,7 +54,12 @@ def make_args(cell: Cell, regime: str, generator: torch.Generator, device: torch
         "output_projection": (hidden, shapes.channels),
         "fp32_out": (min(4096, shapes.model.vocab // shapes.tp), hidden),
     }.get(regime, (shapes.kda_in_rows, hidden))
-    x = activation(regime, (cell.tokens, width), generator, device)
+    x = activation(regime, (cell.tokens, width), generator, device, source="projection.x")
+    if regime == "near_overflow":
+        x = (x.float() * NEAR_OVERFLOW).to(x.dtype)
+    if regime == "special_rows":  # NaN stays in its row, an infinity makes sums infinite or NaN
+        x[::3, 1] = torch.nan
+        x[1::3, 2] = torch.inf
     return {
         "x": with_row_gap(x) if regime == "strided_rows" else x,
         "weight": weight((rows, width), generator, device),

@@ -89,9 +89,11 @@ def _row(
 ) -> torch.Tensor:
     """fp32 logits of one token."""
     experts = bias.shape[0]
-    row = activation(regime, (1, experts), generator, torch.device("cpu"), large=30.0, dtype=torch.float32)[
-        0
-    ].clone()
+    shape, cpu = (1, experts), torch.device("cpu")
+    whole = activation(regime, shape, generator, cpu, large=30.0, dtype=torch.float32, source="router.logits")
+    row = whole[0].clone()
+    if regime == "recorded":  # a row that comes twice must not be ambiguous twice
+        row += 0.01 * torch.randn(experts, generator=generator)
     if regime == "edge_ties":
         row[tied] = _edge_logit(row, bias, tied, top_k)
     elif regime == "all_tied":

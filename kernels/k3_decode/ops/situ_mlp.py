@@ -51,7 +51,7 @@ def make_args(cell: Cell, regime: str, generator: torch.Generator, device: torch
     require_regime("situ_mlp", REGIMES, regime)
     hidden = cell.shapes.model.hidden
     inter = cell.shapes.dense_inter if regime == "dense" else cell.shapes.shared_inter
-    x = activation(regime, (cell.tokens, hidden), generator, device, tiny=1e-15)
+    x = activation(regime, (cell.tokens, hidden), generator, device, tiny=1e-15, source="situ_mlp.x")
     return {
         "x": with_row_gap(x) if regime == "strided_rows" else x,
         "gate_up_weight": weight((2 * inter, hidden), generator, device, scale=2.0 * hidden**-0.5),
