@@ -81,11 +81,44 @@ def run(
 
 @app.command()
 def compare(first: BundleA, second: BundleB, json: JsonOutput = False) -> None:
-    """Compare the evals of two bundles: 0 alike, 1 not, 2 not comparable."""
+    """Compare the evals of two bundles: 0 alike, 1 not, 2 not comparable, as scores over other rows are."""
     from harness.cli.compare import compare_stage
+    from harness.cli.console import out, print_json
     from harness.domain.check import StageName
 
+    if unlike := _other_rows(first, second):
+        if json:
+            print_json({"obstacles": unlike, "rows": [], "exit_code": 2})
+        for words in () if json else unlike:
+            out.print(f"not comparable: {words}", markup=False, soft_wrap=True)
+        raise typer.Exit(2)
     raise typer.Exit(compare_stage(first, second, StageName.EVALS, as_json=json))
+
+
+def _other_rows(first: Path, second: Path) -> list[str]:
+    """Checks of both bundles that were asked over other rows. Generated rows follow the plan's seed, which
+    differs from run to run as those of embedded tasks do.
+    """
+    from harness.domain.check import StageName
+    from harness.evidence.pack import bundle_folder
+    from harness.evidence.reader import open_bundle
+
+    found: list[dict[str, tuple[str, str]]] = []
+    for path in (first, second):
+        with bundle_folder(path) as folder:
+            bundle = open_bundle(folder)
+            tables = {c.id: bundle.samples(c.id) for c in bundle.plan.of_stage(StageName.EVALS)}
+            found.append({})
+            for check, samples in tables.items():
+                data = None if samples is None else samples.table("data")
+                for row in () if data is None else data.records():
+                    found[-1][check] = (str(row["kind"]), str(row["digest"]))
+    one, two = found
+    return [
+        f"{check} was asked over {one[check][0]} rows {one[check][1][:12]}, and over {two[check][1][:12]}"
+        for check in sorted(one.keys() & two.keys())
+        if one[check][0] != "generated" and one[check][1] != two[check][1]
+    ]
 
 
 def _subjects(tasks: list[str], data: str | None) -> tuple[str, ...]:

@@ -19,7 +19,8 @@ def test_the_list_names_every_eval_with_its_scorer_and_its_data() -> None:
     rows = {row["name"]: row for row in json.loads(done.stdout)}
     assert list(rows) == [
         "drift", "mrcr_canary", "chain_canary", "mrcr_2needle", "mrcr_4needle", "mrcr_8needle", "aime25",
-        "temperature_sampling", "structured_output", "stop_handling", "full_context", "prefix_caching", "batch_mates",
+        "temperature_sampling", "structured_output", "stop_handling", "full_context",
+        "prefix_caching", "batch_mates",
     ]  # fmt: skip
     assert rows["aime25"]["scorer"] == "aime-integer/1 and lm-eval-aime25/0.4.13"
     assert rows["mrcr_8needle"]["scorer"] == "mrcr-official/1"

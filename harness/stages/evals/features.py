@@ -116,8 +116,7 @@ def _open(check: Check, context: StageContext) -> _Run:
     asked = dict(check.parameters)
     codec = codec_of(str(asked["model"]))
     asks = tuple(_asks(check, context, codec))
-    room = max(len(codec.encode(ask)) + ask.max_tokens for ask in asks) + 16
-    engine = open_engine(check, context, codec, max(len(asks), 2), room)
+    engine = open_engine(check, context, codec, asks, max(len(asks), 2))
     return _Run(engine, codec, asks, {}, {})
 
 

@@ -103,7 +103,7 @@ def _verdict(
     """Status and, where it is not about the scores' difference, its words."""
     if trouble := _troubles(check, samples, stock, optimised):
         return Status.FAIL, "; ".join(t.words for t in trouble)
-    if (low := low_share(check, share)) is not None:
+    if (low := low_share(check, share) or _small_batch(check, samples)) is not None:
         return Status.NO_EVIDENCE, low
     least = float(check.parameter("min_score") or 0.0)
     if _mean(stock) < least:
@@ -114,6 +114,20 @@ def _verdict(
         Verdict.OPEN: Status.INCONCLUSIVE,
     }
     return by_verdict[verdict], ""
+
+
+def _small_batch(check: Check, samples: Samples) -> str | None:
+    """Why the optimised arm was not graded at the batch that was asked for; None where it was."""
+    table = "answers" if check.parameter("kind") == "official" else "items"
+    asked = max(int(r["batch"] or 0) for r in rows_of(samples, table) if r["arm"] == "optimised")
+    reached = [
+        int(r["requests"] or 0)
+        for r in rows_of(samples, "loads")
+        if r["arm"] == "optimised" and r["phase"] in ("decode", "verify")
+    ]
+    if max(reached, default=0) >= asked:
+        return None
+    return f"{asked} requests were asked at once, and no step held more than {max(reached, default=0)}"
 
 
 def _unlike(check: Check, samples: Samples) -> tuple[str, ...]:
@@ -310,6 +324,7 @@ def _figures(check: Check, arms: Mapping[str, Arm], found: _Found, share: float 
         Figure(name="items", value=len({item for item, _ in stock}), note=f"scorer {scorer}"),
         figure_of("path_share", share, "no token was decoded"),
         Figure(name="repeats", value=repeats),
+        Figure(name="false_alarm_share", value=limit(check, "false_alarm", check.number("alpha"))),
     ]
     for name, arm in (("stock", stock), ("optimised", optimised)):
         if repeats > 1:

@@ -5,6 +5,7 @@ that a plan says how it will be asked.
 """
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from harness.domain.check import Check
@@ -12,11 +13,14 @@ from harness.domain.errors import InputError
 from harness.domain.pack import SessionRequest
 from harness.domain.resources import data_folder
 from harness.domain.stage import StageContext
-from harness.engines.serving import Engine
+from harness.engines.serving import Ask, Engine
 from harness.engines.text_codec import ByteCodec, TextCodec, WordCodec, load_words
 from harness.stages.evals.asking import Journal
 
 __all__ = ["arm_request", "codec_of", "journal_of", "open_engine", "words_file"]
+
+SLACK_TOKENS = 16
+"""Room behind the longest answer, for drafts and for an answer that goes on too long."""
 
 
 def arm_request(check: Check, max_requests: int, max_context: int) -> SessionRequest:
@@ -37,15 +41,18 @@ def arm_request(check: Check, max_requests: int, max_context: int) -> SessionReq
 
 
 def open_engine(
-    check: Check, context: StageContext, codec: TextCodec, max_requests: int, max_context: int
+    check: Check, context: StageContext, codec: TextCodec, asks: Sequence[Ask], most_at_once: int
 ) -> Engine:
-    """The engine that the check asks for; raises `InputError` for one that is not here."""
+    """The engine that the check asks for, with room for these requests; raises `InputError` for one that is
+    not here.
+    """
     name = str(dict(check.parameters).get("engine", "in-process"))
     if name != "in-process":
         raise InputError(f"{check.id} asks for the engine {name!r}, which this version does not have")
     from harness.engines.in_process_engine import InProcessEngine  # loads torch; planning and judging do not
 
-    request = arm_request(check, max_requests, max_context)
+    room = max(len(codec.encode(ask)) + ask.max_tokens for ask in asks) + SLACK_TOKENS
+    request = arm_request(check, most_at_once, room)
     ops = context.pack.ops()
     return InProcessEngine(context.pack, request, codec, ops[0].name if ops else None)
 

@@ -28,8 +28,6 @@ __all__ = ["asked_tables", "sample_embedded", "sample_official"]
 Row = tuple[Scalar, ...]
 Asked = TypeVar("Asked")
 NEEDLES = {"mrcr_2needle": 2, "mrcr_4needle": 4, "mrcr_8needle": 8}
-SLACK_TOKENS = 8
-"""Room behind the longest answer, for drafts and for an answer that goes on too long."""
 
 
 class _Asked(NamedTuple):
@@ -46,7 +44,7 @@ def sample_embedded(check: Check, context: StageContext) -> tuple[SampleTable, .
     items = context.pack.eval_items(str(check.subject), int(asked["items"] or 0), int(asked["seed"] or 0))
     asks = [Ask(item=item.id, tokens=item.prompt, max_tokens=item.max_tokens) for item in items]
     codec = TokenCodec(int(asked["stop"] or 0))
-    engine = open_engine(check, context, codec, _widest(check), _room(asks, codec))
+    engine = open_engine(check, context, codec, asks, max(_sizes(check)))
     found = _ask(
         check, context, engine, asks, lambda ask_all: _drive_embedded(check, context, items, ask_all)
     )
@@ -82,7 +80,7 @@ def sample_official(check: Check, context: StageContext) -> tuple[SampleTable, .
         for repeat in repeats
         for q in questions
     ]  # fmt: skip
-    engine = open_engine(check, context, codec, _widest(check), _room(asks, codec))
+    engine = open_engine(check, context, codec, asks, max(_sizes(check)))
     scorer: list[Callable[[dict[str, str], str], float]] = []
 
     def drive(ask_all: Callable[[], Transcript]) -> str:
@@ -266,18 +264,10 @@ def _stops(check: Check) -> tuple[str, ...]:
     return ("Question:",) if check.parameter("task") == "aime25" else ()
 
 
-def _room(asks: Sequence[Ask], codec: TextCodec) -> int:
-    return max(len(codec.encode(ask)) + ask.max_tokens for ask in asks) + SLACK_TOKENS
-
-
 def _sizes(check: Check) -> list[int]:
     """Batch sizes that take turns."""
     asked = dict(check.parameters)
     return [int(size) for size in str(asked.get("batches") or asked.get("batch") or 1).split(",")]
-
-
-def _widest(check: Check) -> int:
-    return max(_sizes(check))
 
 
 def _arms(found: _Asked) -> list[tuple[str, Transcript]]:

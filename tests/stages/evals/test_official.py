@@ -204,6 +204,19 @@ def test_right_answers_on_the_stock_path_are_no_evidence(aime: Callable[..., tup
     assert judge(*aime(engine, margin=0.5)).status is Status.NO_EVIDENCE
 
 
+def test_a_batch_that_was_asked_for_and_never_reached_is_no_evidence(
+    aime: Callable[..., tuple[Check, Samples]],
+) -> None:
+    check, samples = aime(ScriptedEngine(_right), margin=0.5)
+    loads = samples.table("loads")
+    assert loads is not None
+    place = loads.columns.index("requests")
+    rows = tuple(row for row in loads.rows if row[place] != 8)
+    outcome = judge(check, with_rows(samples, "loads", rows))
+    assert outcome.status is Status.NO_EVIDENCE
+    assert outcome.summary == "8 requests were asked at once, and no step held more than 5"
+
+
 def test_a_model_that_cannot_do_the_task_is_no_evidence(aime: Callable[..., tuple[Check, Samples]]) -> None:
     outcome = judge(*aime(ScriptedEngine(lambda _arm, ask: said(ask, r"\boxed{999}")), margin=0.5))
     assert outcome.status is Status.NO_EVIDENCE
