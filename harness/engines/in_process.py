@@ -160,7 +160,7 @@ def stack_rows(rows: Sequence[Tensor]) -> Tensor:
 
 def divergence(reference: Tensor, other: Tensor) -> Divergence:
     """Position by position; both [positions, vocab] log-probabilities."""
-    ref, arm = reference.double(), other.double()
+    ref, arm = reference.double().cpu(), other.double().cpu()  # an oracle lives on the CPU
     finite = torch.isfinite(ref).all(-1) & torch.isfinite(arm).all(-1)
     kl = (ref.exp() * (ref - arm)).sum(-1)
     likeliest = ref.topk(min(16, ref.shape[-1]), dim=-1).indices

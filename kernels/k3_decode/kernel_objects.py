@@ -101,7 +101,9 @@ def _build(form: Form, folder: Path) -> None:
     part.rename(path)
 
 
+@cache
 def _loaded(path: Path) -> Callable[..., None]:
+    """The launch in an object file, loaded once a process: many sessions use the same ones."""
     from cutlass.cute.runtime import load_module
 
     launch: Callable[..., None] = getattr(load_module(str(path), enable_tvm_ffi=True), _symbol(path))

@@ -78,7 +78,7 @@ def poisoned(table: OpTable, op: str, scale: float) -> OpTable:
         for name in outputs:
             if name == "ids":
                 arguments[name].add_(1).remainder_(arguments["logits"].shape[1])
-            else:
+            elif arguments[name] is not None:  # an output that a call may leave out
                 arguments[name][..., ::2] *= -scale
 
     return {**table, op: replace(sound, run=run)}
@@ -158,7 +158,7 @@ def _cute_ops(shapes: RankShapes, device: torch.device) -> OpTable:
     def prepare_mlp(**weights: torch.Tensor) -> Bound:
         return {"prepared": situ_mlp.prepare(**weights), "workspace": mlp_space}
 
-    narrow_space = workspace(narrow_mlp.workspace_bytes(inter=shapes.shared_inter))
+    narrow_space = workspace(narrow_mlp.workspace_bytes())
     model = shapes.model
     form = expert_layout.Form(model.latent, shapes.expert_inter, model.experts, model.top_k, 8)
 
