@@ -53,10 +53,19 @@ def run_faults(
     pack: PackName = "k3_decode",
     tier: Annotated[str, typer.Option("--tier", help="smoke, rank, node or claim.")] = "smoke",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of all inputs.")] = 0,
-    out_file: Annotated[Path | None, typer.Option("--out", help="File for the record (JSON).")] = None,
+    seeds: Annotated[
+        int,
+        typer.Option("--seeds", min=0, help="Plant nothing; count false alarms of the statistical checks."),
+    ] = 0,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="File for the record (JSON; with --seeds lines are added).")
+    ] = None,
     json: JsonOutput = False,
 ) -> None:
     """Plant each fault, then its repaired twin; exit 0 when all went as expected.
+
+    With --seeds N: the statistical checks on the pack as it is, N seeds from --seed on; seeds that the
+    --out file holds already are not run again. Exit 0 when accusations are no more than the policy states.
 
     Expected: every fault is caught but those that name a gap, none is broken, and no deterministic check
     objects to a twin.
@@ -65,6 +74,8 @@ def run_faults(
     from harness.domain.machine import Tier
     from harness.faults.run import SuiteOptions, run_suite
 
+    if seeds:
+        _count_alarms(pack, range(seed, seed + seeds), out_file, json)
     options = SuiteOptions(pack=pack, tier=Tier(tier), seed=seed, names=tuple(names or ()))
     score = run_suite(options, _say)
     if out_file is not None:
@@ -77,6 +88,31 @@ def run_faults(
         _print_misses(score)
         out.print(score.words(), markup=False, soft_wrap=True)
     raise typer.Exit(0 if score.is_as_expected else 1)
+
+
+def _count_alarms(pack: str, seeds: range, out_file: Path | None, json: bool) -> None:
+    """Run the seeds that are still to run, and end the command."""
+    from harness.cli.console import err, out, print_json
+    from harness.documents import load_policy_set
+    from harness.faults.alarms import STATISTICAL_CHECKS, alarm_words, read_runs, run_seed
+
+    runs = [] if out_file is None else list(read_runs(out_file))
+    for seed in seeds:
+        if any(run.seed == seed for run in runs):
+            continue
+        run = run_seed(pack, seed, STATISTICAL_CHECKS, lambda check, s=seed: err.print(f"seed {s}: {check}"))  # type: ignore[misc]  # bound per seed
+        runs.append(run)
+        if out_file is not None:
+            out_file.parent.mkdir(parents=True, exist_ok=True)
+            with out_file.open("ab") as sink:
+                sink.write(run.canonical() + b"\n")
+    allowed = load_policy_set("smoke")[0].statistics.family_false_alarm
+    if json:
+        print_json({"runs": [run.model_dump(mode="json") for run in runs]})
+    else:
+        out.print(alarm_words(runs, allowed), markup=False, soft_wrap=True)
+    accused = sum(bool(run.alarms) for run in runs)
+    raise typer.Exit(0 if accused <= allowed * len(runs) else 1)
 
 
 def _say(result: "FaultResult", done: int, total: int) -> None:

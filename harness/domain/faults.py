@@ -12,8 +12,8 @@ from harness.domain.machine import Tier
 from harness.domain.record import Digest, Name, Record, Whole
 
 __all__ = [
-    "COLUMNS", "FaultCell", "FaultColumn", "FaultResult", "FaultScore", "FaultTarget", "FaultVerdict",
-    "Sighting",
+    "COLUMNS", "AlarmRun", "FaultCell", "FaultColumn", "FaultResult", "FaultScore", "FaultTarget",
+    "FaultVerdict", "Sighting",
 ]  # fmt: skip
 
 FaultColumn = Literal["isolation", "audit", "kernels", "coverage", "evals", "sweep", "bundle"]
@@ -148,3 +148,21 @@ class FaultScore(Record):
             f"twins: {len(self.deterministic_false_alarms)} false alarms from deterministic checks, "
             f"{len(self.statistical_false_alarms)} from statistical ones"
         )
+
+
+class AlarmRun(Record):
+    """What the statistical checks said of an honest pack with one seed."""
+
+    schema_version: Literal[1] = 1
+    seed: Whole
+    harness_digest: Digest
+    pack: str
+    pack_digest: Digest
+    created: AwareDatetime
+    cpu_model: str
+    seen: tuple[Sighting, ...] = Field(min_length=1)
+
+    @property
+    def alarms(self) -> tuple[Sighting, ...]:
+        """Accusations: the pack is honest, so each is false."""
+        return tuple(s for s in self.seen if s.is_alarm)
