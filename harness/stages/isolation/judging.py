@@ -126,8 +126,10 @@ def _figures(check: Check, samples: Samples, files: Rows) -> tuple[Figure, ...]:
     if check.subject == "blast_radius":
         added = _counted_lines(files)
         figures.append(Figure(name="added_code_lines", value=added, note=_band(added)))
+        figures += _radius_figures(samples)
     if check.subject == "opt_in":
         figures.append(_selection_figure(_rows(samples, "selection")))
+        figures += _graph_figures(samples)
     return tuple(figures)
 
 
@@ -152,6 +154,43 @@ def _selection_figure(places: Rows) -> Figure:
         )
     graph = "; ".join(f"{row['role']} {row['path']}:{row['line']}" for row in places)
     return Figure(name="selection_places", value=len(selections), note=graph[:2000])
+
+
+def _graph_figures(samples: Samples) -> list[Figure]:
+    """Declines, and the places where a step goes back to stock."""
+    if samples.table("opt_in_graph") is None:  # samples of a version that did not draw it
+        return []
+    places = _rows(samples, "opt_in_graph")
+    return [
+        Figure(name=f"{role}_places", value=sum(1 for row in places if row["role"] == role))
+        for role in ("decline", "return")
+    ]
+
+
+def _radius_figures(samples: Samples) -> list[Figure]:
+    """Who can import the change, and the share of it that tests import."""
+    if samples.table("reach_by_zone") is None:  # samples of a version that did not measure it
+        return []
+    missing = next((str(row["reason"]) for row in _rows(samples, "radius_missing")), None)
+    zones, exercised = _rows(samples, "reach_by_zone"), _rows(samples, "exercised")
+    figures = [
+        Figure(name="modules_reaching_before", value=_total(zones, "before", missing), missing=missing),
+        Figure(name="modules_reaching_after", value=_total(zones, "after", missing), missing=missing),
+        Figure(name="altered_public_functions", value=len(_rows(samples, "altered"))),
+    ]
+    total = sum(int(row["added_lines"] or 0) for row in exercised)
+    direct = sum(int(row["added_lines"] or 0) for row in exercised if row["direct_tests"])
+    reached = sum(int(row["added_lines"] or 0) for row in exercised if row["is_reached"])
+    why = missing or (None if total else "no line of Python code was added")
+    note = f"of {total} added lines of Python code, by imports; what a test executes is not known here"
+    for name, lines in (("share_imported_by_tests", direct), ("share_reached_by_tests", reached)):
+        share = None if why or not total else round(lines / total, 4)
+        figures.append(Figure(name=name, value=share, missing=why, note=note))
+    return figures
+
+
+def _total(rows: Rows, column: str, missing: str | None) -> int | None:
+    return None if missing else sum(int(row[column] or 0) for row in rows)
 
 
 def _counted_lines(files: Rows) -> int:

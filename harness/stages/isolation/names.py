@@ -10,7 +10,7 @@ from typing import Final
 from harness.stages.isolation.source import Node, Source
 
 __all__ = [
-    "imported_names", "imports_of", "package_of", "root_names", "string_value",
+    "absolute_name", "imported_names", "imports_of", "package_of", "root_names", "string_value",
     "typed_parameters",
 ]  # fmt: skip
 
@@ -36,7 +36,7 @@ def _imports(source: Source) -> Iterator[tuple[Node, str, str]]:
                 yield node, child.text().split(".")[0], child.text()
     for node in root.find_all(kind="import_from_statement"):
         module = node.field("module_name")
-        origin = _absolute(module.text(), package) if module is not None else ""
+        origin = absolute_name(module.text(), package) if module is not None else ""
         for name in node.field_children("name"):
             if name.kind() == "aliased_import":
                 yield node, name.field("alias").text(), f"{origin}.{name.field('name').text()}"
@@ -127,7 +127,7 @@ def string_value(node: Node | None) -> str | None:
     return "".join(child.text() for child in node.children() if child.kind() == "string_content")
 
 
-def _absolute(module: str, package: str) -> str:
+def absolute_name(module: str, package: str) -> str:
     if not module.startswith("."):
         return module
     name = module.lstrip(".")

@@ -12,6 +12,7 @@ from harness.domain.policy import Policy, Rule, ZoneMap
 from harness.domain.record import Record
 from harness.stages.isolation.detectors import DETECTORS
 from harness.stages.isolation.examples import Trial, try_example, try_rule
+from harness.stages.isolation.opt_in_rules import GRAPH_RULES
 from harness.stages.isolation.zones import ZoneIndex
 
 __all__ = ["PolicyReport", "RuleReport", "ZoneReport", "check_policy"]
@@ -109,7 +110,7 @@ def _check_zones(zones: ZoneMap, paths: Sequence[str]) -> ZoneReport:
 
 
 def _check_waivers(policy: Policy, rules: set[str], today: date) -> Sequence[str]:
-    known = rules | {"zone_breach", "unknown_zone"}
+    known = rules | {"zone_breach", "unknown_zone", *GRAPH_RULES}
     words = [f"{w.rule} on {w.path}: there is no such rule" for w in policy.waivers if w.rule not in known]
     return words + [
         f"{w.rule} on {w.path}: ended on {w.expires.isoformat()}" for w in policy.waivers if w.expires < today

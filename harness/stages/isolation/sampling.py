@@ -13,6 +13,9 @@ from harness.domain.policy import Rule
 from harness.domain.stage import StageContext
 from harness.stages.isolation.examples import Trial, try_rule
 from harness.stages.isolation.judging import judge
+from harness.stages.isolation.opt_in_graph import Graph, draw_opt_in
+from harness.stages.isolation.opt_in_rules import check_graph, try_graph
+from harness.stages.isolation.radius import measure_radius
 from harness.stages.isolation.scan import (
     DEFAULT_MAX_FILE_BYTES,
     PackPart,
@@ -23,7 +26,6 @@ from harness.stages.isolation.scan import (
     scan_rules,
     surroundings_of,
 )
-from harness.stages.isolation.selection import Place, find_selection
 from harness.stages.isolation.source import Source
 from harness.stages.isolation.zone_rules import check_zones, try_zones
 from harness.stages.isolation.zones import ZoneIndex
@@ -64,6 +66,12 @@ def sample_on(check: Check, context: StageContext, today: date) -> Samples:
         scan, trials = _scan_zones(context, sources, judged, zones)
     else:
         scan, trials = _scan_family(check, context, sources, judged, zones)
+    graph = _draw(context, zones, part) if family == "opt_in" else Graph(())
+    if family == "opt_in":
+        added = {source.path: source.added for source in judged}
+        extra = tuple(check_graph(graph, context.claim.switch, added))
+        scan = Scan(scan.findings + extra, scan.counts)
+        trials += tuple(try_graph())
     findings = tuple(apply_waivers(scan.findings, context.policy.waivers, today))
     return Samples(
         check=check.id,
@@ -72,8 +80,10 @@ def sample_on(check: Check, context: StageContext, today: date) -> Samples:
             _files_table(sources, is_pack, {s.path for s in judged}),
             _rules_table(scan),
             _planted_table(trials),
-            _selection_table(family, context, zones, part),
+            _selection_table(graph),
             SampleTable(name="sampled", columns=("on",), rows=((today.isoformat(),),)),
+            *(_graph_tables(graph) if family == "opt_in" else ()),
+            *(_radius_tables(context, judged) if family == "blast_radius" else ()),
         ),
         findings=findings,
         duration_s=round(time.monotonic() - started, 3),
@@ -155,18 +165,52 @@ def _planted_table(trials: Iterable[Trial]) -> SampleTable:
     )
 
 
-def _selection_table(family: str, context: StageContext, zones: ZoneIndex, part: PackPart) -> SampleTable:
-    """Selection and default of the switch; only the opt-in family looks for them."""
-    assert context.tree is not None
+def _draw(context: StageContext, zones: ZoneIndex, part: PackPart) -> Graph:
+    """The opt-in of the claim's files at head."""
     tree = context.tree
-    places: tuple[Place, ...] = ()
-    if family == "opt_in":
-        paths = tuple(path for path in tree.paths("head") if part.holds(path))
-        places = tuple(
-            find_selection(context.claim.switch, zones, paths, lambda path: tree.read("head", path))
-        )
+    assert tree is not None
+    paths = tuple(path for path in tree.paths("head") if part.holds(path))
+    return draw_opt_in(context.claim.switch, zones, paths, lambda path: _readable(tree, path))
+
+
+def _readable(tree: SourceTree, path: str) -> bytes | None:
+    try:
+        return tree.read("head", path)
+    except InputError:  # over the size limit, of which the giant-file rule tells
+        return None
+
+
+def _selection_table(graph: Graph) -> SampleTable:
+    """Selection and default of the switch; only the opt-in family looks for them."""
     return SampleTable(
         name="selection",
         columns=("role", "path", "line", "text"),
-        rows=tuple((p.role, p.path, p.line, p.text) for p in places),
+        rows=tuple((p.role, p.path, p.line, p.text) for p in graph.of("selection") + graph.of("default")),
+    )
+
+
+def _graph_tables(graph: Graph) -> tuple[SampleTable, ...]:
+    columns = ("role", "path", "line", "text", "leads_to")
+    return (
+        SampleTable(
+            name="opt_in_graph",
+            columns=columns,
+            rows=tuple((p.role, p.path, p.line, p.text, p.leads_to) for p in graph.places),
+        ),
+    )
+
+
+def _radius_tables(context: StageContext, judged: Sequence[Source]) -> tuple[SampleTable, ...]:
+    assert context.tree is not None
+    radius = measure_radius(judged, context.tree, context.zones)
+    tables = (
+        ("reach_by_zone", ("zone", "modules", "before", "after"), radius.zones),
+        ("newly_reaching", ("path", "zone", "chain"), radius.newly),
+        ("exercised", ("path", "added_lines", "direct_tests", "is_reached"), radius.exercised),
+        ("altered", ("path", "line", "name", "what"), radius.altered),
+        ("radius_missing", ("reason",), ((radius.missing,),) if radius.missing else ()),
+    )
+    return tuple(
+        SampleTable(name=name, columns=columns, rows=tuple(map(tuple, rows)))
+        for name, columns, rows in tables
     )

@@ -4,6 +4,8 @@ Invariant: `added` holds the lines of `after` that the change is responsible for
 moved from another zone, is new where it now lies, so that all its lines are.
 """
 
+import ast
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -145,6 +147,18 @@ class Source:
         if self.after is None or self.language == "other" or not self.is_readable:
             return None
         return SgRoot(self.after, GRAMMARS[self.language]).root()
+
+    @cached_property
+    def module(self) -> ast.Module | None:
+        """The file as this interpreter parses it; None for another language, or what it cannot parse."""
+        if self.after is None or self.language != "python" or not self.is_readable:
+            return None
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # an odd escape in somebody's string is no message of ours
+                return ast.parse(self.after)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
 
     @cached_property
     def old_root(self) -> Node | None:

@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from harness.domain.policy import Rule
-from harness.stages.isolation.detectors.conditions import find_feature_narrowed, find_switch_default
+from harness.stages.isolation.detectors.conditions import find_feature_narrowed
 from harness.stages.isolation.detectors.cpp import find_macro_redefined
 from harness.stages.isolation.detectors.definitions import (
     find_default_changed,
-    find_private_override,
     find_signature_changed,
 )
 from harness.stages.isolation.detectors.files import (
@@ -16,15 +15,21 @@ from harness.stages.isolation.detectors.files import (
     find_giant_file,
     find_judge_and_judged,
     find_licence_removed,
+    find_opaque_evidence,
 )
+from harness.stages.isolation.detectors.overrides import find_private_override
 from harness.stages.isolation.detectors.patterns import find_ast_grep, find_path, find_regex
 from harness.stages.isolation.detectors.python_reach import (
     find_computed_attribute,
+    find_computed_call,
+    find_device_wait_in_step,
+    find_handed_object_changed,
     find_imported_object_changed,
     find_model_code_imported,
     find_module_imported,
     find_shared_instance_changed,
 )
+from harness.stages.isolation.detectors.switches import find_open_guard, find_switch_default
 from harness.stages.isolation.detectors.tests_kept import (
     find_assertions_gone,
     find_conditional_skip_added,
@@ -46,7 +51,11 @@ DETECTORS: Final[dict[str, Detector]] = {
     "path": find_path,
     "imported_object_changed": find_imported_object_changed,
     "shared_instance_changed": find_shared_instance_changed,
+    "handed_object_changed": find_handed_object_changed,
     "computed_attribute": find_computed_attribute,
+    "computed_call": find_computed_call,
+    "device_wait_in_step": find_device_wait_in_step,
+    "open_guard": find_open_guard,
     "model_code_imported": find_model_code_imported,
     "module_imported": find_module_imported,
     "private_override": find_private_override,
@@ -58,6 +67,7 @@ DETECTORS: Final[dict[str, Detector]] = {
     "unreadable": find_unreadable,
     "file_kind": find_file_kind,
     "giant_file": find_giant_file,
+    "opaque_evidence": find_opaque_evidence,
     "licence_removed": find_licence_removed,
     "judge_and_judged": find_judge_and_judged,
     "test_removed": find_test_removed,

@@ -1,14 +1,18 @@
-"""Conditions that take a feature away, or select the optimised path."""
+"""Conditions and assignments that take a feature away."""
 
 import re
 from collections.abc import Iterator
+from typing import Final
 
 from harness.domain.policy import Rule
-from harness.stages.isolation.names import string_value
 from harness.stages.isolation.source import Node, Source
 from harness.stages.isolation.surroundings import Match, Surroundings
 
-__all__ = ["find_feature_narrowed", "find_switch_default"]
+__all__ = ["find_feature_narrowed"]
+
+NEAR: Final = 60
+"""Lines above a condition in which a name's assignment is taken for its meaning."""
+FLIPPED: Final = {"<=": ">", ">=": "<", "<": ">=", ">": "<="}
 
 
 def find_feature_narrowed(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
@@ -28,6 +32,7 @@ def _refusals(source: Source) -> Iterator[tuple[str, Node, Node]]:
     root = source.root
     if root is None or source.language != "python":
         return
+    meanings = _meanings(root)
     for kind in ("if_statement", "elif_clause"):
         for node in root.find_all(kind=kind):
             condition, body = node.field("condition"), node.field("consequence")
@@ -37,55 +42,48 @@ def _refusals(source: Source) -> Iterator[tuple[str, Node, Node]]:
                 else None
             )
             if condition is not None and raised is not None:
-                yield condition.text(), node, raised
+                yield _with_meanings(condition, meanings), node, raised
     for node in root.find_all(kind="assert_statement"):
         condition = node.child(1)
         if condition is not None and not _says_what_it_is(condition):
-            yield condition.text(), node, node
+            yield _with_meanings(condition, meanings), node, node
+            if re.search(r"model_len|context|max_seq", condition.text()):
+                yield re.sub(r"[<>]=?", lambda m: FLIPPED[m.group()], condition.text()), node, node
     for node in root.find_all(kind="assignment"):
         left, right = node.field("left"), node.field("right")
-        if left is None or right is None or left.kind() != "attribute":
+        if left is None or right is None:
             continue
-        if right.text() in ("False", "None", "0"):
+        if left.kind() == "attribute" and right.text() in ("False", "None", "0", "0.0"):
             yield left.text(), node, node
+        if re.match(r"min\(.*\b([0-9]{3,}|[A-Z][A-Z_]{2,})\b", right.text(), re.DOTALL):
+            yield f"{left.text()} is capped", node, node
+
+
+def _meanings(root: Node) -> dict[str, list[tuple[int, str]]]:
+    """(line, expression) of each plain assignment by its name."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for node in root.find_all(kind="assignment"):
+        left, right = node.field("left"), node.field("right")
+        if left is not None and right is not None and left.kind() == "identifier":
+            found.setdefault(left.text(), []).append((left.range().start.line, right.text()[:300]))
+    return found
+
+
+def _with_meanings(condition: Node, meanings: dict[str, list[tuple[int, str]]]) -> str:
+    """The condition, and what its names were assigned shortly before."""
+    text, line = condition.text(), condition.range().start.line
+    told = [
+        meaning
+        for name in dict.fromkeys(re.findall(r"(?<![.\w])[A-Za-z_]\w*(?![\w(.\[])", text))
+        for place, meaning in meanings.get(name, ())
+        if 0 < line - place <= NEAR
+    ]
+    return "\n".join([text, *told])
 
 
 def _says_what_it_is(condition: Node) -> bool:
     """Whether an assertion tells a type checker what is there, which refuses nobody."""
     return re.fullmatch(r"[\w.\[\]]+ is not None|isinstance\(.*\)", condition.text(), re.DOTALL) is not None
-
-
-def find_switch_default(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
-    """Defaults of the claim's switch that are not its off value."""
-    root, switch = source.root, around.switch
-    if (
-        root is None
-        or switch is None
-        or source.language != "python"
-        or switch.name not in (source.after or "")
-    ):
-        return
-    for node in root.find_all(kind="call"):
-        function = node.field("function").text()
-        arguments = [a for a in node.field("arguments").named_children() if a.kind() != "comment"]
-        is_lookup = function.endswith((".get", "getattr", ".setdefault", ".pop"))
-        names = [index for index, a in enumerate(arguments) if string_value(a) == switch.name]
-        if is_lookup and names and len(arguments) > names[0] + 1:
-            yield from _unless_off(source, node, arguments[names[0] + 1], switch.off)
-    for kind in ("default_parameter", "typed_default_parameter", "assignment"):
-        for node in root.find_all(kind=kind):
-            name = node.field("left" if kind == "assignment" else "name")
-            value = node.field("right" if kind == "assignment" else "value")
-            is_field = kind != "assignment" or node.field("type") is not None
-            if name is not None and value is not None and is_field and name.text() == switch.name:
-                yield from _unless_off(source, node, value, switch.off)
-
-
-def _unless_off(source: Source, node: Node, value: Node, off: str) -> Iterator[Match]:
-    literal = string_value(value)
-    if literal is not None and literal != off:
-        for match in _at(source, node, value):
-            yield Match(match.line, match.excerpt, f"the default is {literal!r}, not {off!r}")
 
 
 def _at(source: Source, first: Node, last: Node) -> Iterator[Match]:

@@ -3,14 +3,11 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ast_grep_py import SgRoot
-
 from harness.domain.policy import Rule
-from harness.stages.isolation.names import imported_names
 from harness.stages.isolation.source import Node, Source
 from harness.stages.isolation.surroundings import Match, Surroundings
 
-__all__ = ["find_default_changed", "find_private_override", "find_signature_changed"]
+__all__ = ["Altered", "altered_functions", "find_default_changed", "find_signature_changed"]
 
 
 class Definition(NamedTuple):
@@ -21,13 +18,43 @@ class Definition(NamedTuple):
     """(name, default); a field has one of its own name."""
 
 
+class Altered(NamedTuple):
+    """A public function that callers meet differently now."""
+
+    path: str
+    line: int | None
+    name: str
+    what: str
+
+
+def altered_functions(source: Source) -> Iterator[Altered]:
+    """Public functions and fields of any zone whose signature or default changed."""
+    if source.language == "python" and source.file.status in ("modified", "renamed"):
+        old, new = _functions(source.old_root), _functions(source.root)
+        for name, before in old.items():
+            if _is_private(name):
+                continue
+            after = new.get(name)
+            if after is None:
+                yield Altered(source.path, None, name, "is gone")
+            elif before.parameters != after.parameters:
+                is_fit = _accepts(after.parameters, before.parameters)
+                words = "takes more than before" if is_fit else "breaks calls that fitted"
+                yield Altered(source.path, after.line, name, words)
+        fields = _defaults(source.root)
+        for name, (_, value) in _defaults(source.old_root).items():
+            line, now = fields.get(name, (0, value))
+            if now != value and not _is_private(name.partition("(")[0]):
+                yield Altered(source.path, line, name, f"default {_short(value)} became {_short(now)}")
+
+
 def find_signature_changed(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
     """Public functions that are gone or whose parameters were removed, reordered or newly required."""
     if source.language != "python" or source.file.status not in ("modified", "renamed"):
         return
     old, new = _functions(source.old_root), _functions(source.root)
     for name, before in old.items():
-        if any(part.startswith("_") and part != "__init__" for part in name.split(".")):
+        if _is_private(name):
             continue
         after = new.get(name)
         if after is None:
@@ -47,53 +74,8 @@ def find_default_changed(rule: Rule, source: Source, around: Surroundings) -> It
             yield Match(at, source.lines[at - 1].strip(), f"{name}: {_short(before)} became {_short(after)}")
 
 
-def find_private_override(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
-    """Methods with a private name that a base class of shared code also has."""
-    root = source.root
-    if root is None or source.language != "python":
-        return
-    names = imported_names(source)
-    for cls in root.find_all(kind="class_definition"):
-        bases = cls.field("superclasses")
-        inherited: set[str] = set()
-        for base in bases.named_children() if bases is not None else ():
-            inherited |= _private_methods(names.get(base.text(), ""), around)
-        for method in _methods(cls) if inherited else ():
-            name = method.field("name")
-            line = name.range().start.line + 1
-            if name.text() in inherited and line in source.added:
-                yield Match(
-                    line, source.lines[line - 1].strip(), f"{name.text()} is private to a shared base class"
-                )
-
-
-def _private_methods(dotted: str, around: Surroundings) -> set[str]:
-    """Private methods of a shared class, read once for a change."""
-    if dotted not in around.private_methods:
-        around.private_methods[dotted] = _read_private_methods(dotted, around)
-    return around.private_methods[dotted]
-
-
-def _read_private_methods(dotted: str, around: Surroundings) -> set[str]:
-    path = around.zones.file_of_module(dotted) if dotted else None
-    if path is None or around.zones.zone_of(path) in ("model_code", "tests"):
-        return set()
-    content = around.read_head(path)
-    if content is None:
-        return set()
-    root = SgRoot(content.decode("utf-8", "replace"), "python").root()
-    for cls in root.find_all(kind="class_definition"):
-        if cls.field("name").text() == dotted.rpartition(".")[2]:
-            methods = {method.field("name").text() for method in _methods(cls)}
-            return {name for name in methods if name.startswith("_") and not name.endswith("__")}
-    return set()
-
-
-def _methods(cls: Node) -> Iterator[Node]:
-    for child in cls.field("body").named_children():
-        node = child.field("definition") if child.kind() == "decorated_definition" else child
-        if node is not None and node.kind() == "function_definition":
-            yield node
+def _is_private(name: str) -> bool:
+    return any(part.startswith("_") and part != "__init__" for part in name.split("."))
 
 
 def _functions(root: Node | None) -> dict[str, Definition]:

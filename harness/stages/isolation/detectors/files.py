@@ -7,10 +7,14 @@ from typing import Final
 
 from harness.domain.change import FileKind
 from harness.domain.policy import Rule
+from harness.stages.isolation.evidence_files import why_no_evidence
 from harness.stages.isolation.source import CODE_SUFFIXES, Source
 from harness.stages.isolation.surroundings import Match, Surroundings
 
-__all__ = ["find_file_kind", "find_giant_file", "find_judge_and_judged", "find_licence_removed"]
+__all__ = [
+    "find_file_kind", "find_giant_file", "find_judge_and_judged", "find_licence_removed",
+    "find_opaque_evidence",
+]  # fmt: skip
 
 LICENCE: Final = re.compile(
     r"SPDX-License-Identifier|Licensed under|Copyright \(|\bCopyright [\d©]|All rights reserved"
@@ -22,6 +26,15 @@ def find_file_kind(rule: Rule, source: Source, around: Surroundings) -> Iterator
     for kind, note in _kinds(source):
         if kind in rule.patterns:
             yield Match(None, source.path, note)
+
+
+def find_opaque_evidence(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
+    """Files that are no text, and neither a bundle that verifies nor plain tensors."""
+    opaque = (FileKind.BINARY, FileKind.NOT_UTF8, FileKind.LFS_POINTER)
+    if source.file.status != "deleted" and source.file.kind in opaque:
+        problem = why_no_evidence(source.path, source.content)
+        if problem is not None:
+            yield Match(None, source.path, problem)
 
 
 def find_giant_file(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:

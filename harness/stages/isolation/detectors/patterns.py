@@ -2,17 +2,20 @@
 
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from harness.documents import parse_yaml
 from harness.domain.errors import InputError
 from harness.domain.policy import Rule
+from harness.stages.isolation.changes import Called, resolved_calls
 from harness.stages.isolation.source import Node, Source
 from harness.stages.isolation.surroundings import Match, Surroundings
 
 __all__ = ["find_ast_grep", "find_path", "find_regex"]
 
+WHOLE_CALL = re.compile(r"([A-Za-z_]\w*(?:\.(?:\w+|\$[A-Z]+))*)\((\$[A-Z]+(, )?)?(\$\$\$[A-Z]+)?\)")
+"""A code pattern that says what is called and leaves the arguments open."""
 VALUE = "VALUE"
 """The metavariable that a rule's `allow` is matched against."""
 
@@ -25,16 +28,19 @@ def find_ast_grep(rule: Rule, source: Source, around: Surroundings) -> Iterator[
     seen: set[int] = set()
     words = source.derive("words", lambda s: frozenset(re.findall(r"[A-Za-z_]\w*", s.after or "")))
     is_cpp = source.language in ("cpp", "cuda")
-    for pattern in rule.patterns:
-        if not _literals(pattern) <= words:
-            continue
-        for node in _find_all(rule, root, pattern, is_cpp):
+    for config in _configs(rule, is_cpp, frozenset(p for p in rule.patterns if _may_match(p, words, source))):
+        for node in _find_all(rule, root, config):
             place = node.range()
             line = source.first_added(place.start.line + 1, place.end.line + 1)
             if line is None or line in seen or _is_allowed(rule, node):
                 continue
             seen.add(line)
             yield Match(line, source.lines[line - 1].strip())
+    for call in _calls_by_another_name(rule, source):
+        line = source.first_added(call.first, call.last)
+        if line is not None and line not in seen:
+            seen.add(line)
+            yield Match(line, source.lines[line - 1].strip(), f"calls {sorted(call.names)[0]}")
 
 
 def find_regex(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
@@ -58,15 +64,35 @@ def find_path(rule: Rule, source: Source, around: Surroundings) -> Iterator[Matc
         yield Match(None, source.path)
 
 
-def _find_all(rule: Rule, root: Node, pattern: str, is_cpp: bool) -> list[Node]:
+def _calls_by_another_name(rule: Rule, source: Source) -> Iterator[Called]:
+    """Calls that a pattern names in full, and the file by an alias."""
+    wanted = _full_names(rule)
+    if wanted is None or source.language != "python":
+        return
+    for call in resolved_calls(source):
+        names = [name.removeprefix("builtins.") for name in call.names]
+        texts = (call.argument.strip("\"' "), *(f"{name}({call.argument})" for name in names))
+        if any(map(wanted.fullmatch, names)) and not any(_allows(rule, text) for text in texts):
+            yield call
+
+
+@lru_cache(maxsize=512)
+def _full_names(rule: Rule) -> re.Pattern[str] | None:
+    """Names of what a rule's patterns call with whatever arguments."""
+    found = [whole[1] for p in rule.patterns if (whole := WHOLE_CALL.fullmatch(p)) is not None]
+    forms = "|".join(re.sub(r"\\\$[A-Z]+", r"\\w+", re.escape(name)) for name in found)
+    return re.compile(forms) if forms else None
+
+
+def _find_all(rule: Rule, root: Node, config: Any) -> list[Node]:
     try:
-        return list(root.find_all(_config(pattern, rule.id, is_cpp)))
+        return list(root.find_all(config))
     except RuntimeError as error:  # what ast-grep raises for a pattern that it cannot use
         reason = "; ".join(
             line.strip() for line in str(error).split("\n\nStack")[0].splitlines() if line.strip()
         )
         raise InputError(
-            f"rule {rule.id}: ast-grep refuses {pattern!r} ({reason}); correct the pattern"
+            f"rule {rule.id}: ast-grep refuses {config['rule']!r} ({reason}); correct the pattern"
         ) from error
 
 
@@ -81,13 +107,20 @@ def _in_lines(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.MULTILINE)
 
 
+@lru_cache(maxsize=4096)
+def _configs(rule: Rule, is_cpp: bool, patterns: frozenset[str]) -> tuple[Any, ...]:
+    """What ast-grep is asked: all code patterns at once, in one walk of the tree, then each whole rule."""
+    plain = [p for p in rule.patterns if p in patterns and not p.startswith("rule:")]
+    # `f($A, $$$REST)` alone would want a comma after the first argument.
+    forms = [form for p in plain for form in (p, re.sub(r", \$\$\$[A-Z]+\)$", ")", p))]
+    atoms = [_atom(form, is_cpp) for form in dict.fromkeys(forms)]
+    whole = [_whole(p, rule.id) for p in rule.patterns if p in patterns and p.startswith("rule:")]
+    return (*([{"rule": {"any": atoms}}] if atoms else []), *whole)
+
+
 @cache
-def _config(pattern: str, rule: str, is_cpp: bool) -> Any:
-    """What ast-grep is asked: a code pattern, or a whole rule for text that starts with `rule:`."""
-    if not pattern.startswith("rule:"):
-        # `f($A, $$$REST)` alone would want a comma after the first argument.
-        bare = re.sub(r", \$\$\$[A-Z]+\)$", ")", pattern)
-        return {"rule": {"any": [_atom(p, is_cpp) for p in dict.fromkeys((pattern, bare))]}}
+def _whole(pattern: str, rule: str) -> Any:
+    """The ast-grep rule in a pattern that starts with `rule:`."""
     config = parse_yaml(pattern, f"rule {rule}")
     if not isinstance(config, dict) or not set(config) <= {"rule", "constraints", "utils"}:
         raise InputError(
@@ -103,12 +136,39 @@ def _atom(pattern: str, is_cpp: bool) -> dict[str, Any]:
     return {"pattern": pattern}
 
 
+def _may_match(pattern: str, words: frozenset[str], source: Source) -> bool:
+    """Whether the text holds what any match must contain; it spares most files the search."""
+    needed, expressions = _needed(pattern)
+    return needed <= words and all(e.search(source.after or "") for e in expressions)
+
+
 @cache
-def _literals(pattern: str) -> frozenset[str]:
-    """Words that any match of a code pattern must contain; they spare most files the search."""
-    if pattern.startswith("rule:"):
-        return frozenset()
-    return frozenset(re.findall(r"(?<![\w$])[A-Za-z_]\w*", pattern))
+def _needed(pattern: str) -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
+    """Words, and expressions without their anchors, that the text of any match contains."""
+    if not pattern.startswith("rule:"):
+        return frozenset(re.findall(r"(?<![\w$])[A-Za-z_]\w*", pattern)), ()
+    words: set[str] = set()
+    expressions: list[str] = []
+    config = parse_yaml(pattern, "pattern")
+    _collect(config.get("rule") if isinstance(config, dict) else None, words, expressions)
+    return frozenset(words), tuple(re.compile(e) for e in expressions)
+
+
+def _collect(part: object, words: set[str], expressions: list[str]) -> None:
+    """What a conjunction asks for; `any` and `not` ask for nothing in particular."""
+    if not isinstance(part, dict):
+        return
+    for key, value in part.items():
+        if key == "pattern" and isinstance(value, str):
+            words.update(re.findall(r"(?<![\w$])[A-Za-z_]\w*", value))
+        elif key == "regex" and isinstance(value, str) and "(?" not in value:
+            # An anchor holds at a node's end, which may be anywhere in the text.
+            expressions.append(re.sub(r"(?<![\[\\])\^|(?<!\\)\$", "", value))
+        elif key in ("has", "inside"):
+            _collect(value, words, expressions)
+        elif key == "all" and isinstance(value, list):
+            for each in value:
+                _collect(each, words, expressions)
 
 
 def _is_allowed(rule: Rule, node: Node) -> bool:

@@ -1,76 +1,78 @@
-"""Python code that changes something it imported, wherever that something is shared.
+"""Python code that changes something it imported or was handed, wherever that something is shared.
 
 Shared is every module that is not model code: other code of the repository, the standard library and third
 parties alike.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from harness.domain.policy import Rule
-from harness.stages.isolation.names import (
-    imported_names,
-    imports_of,
-    root_names,
-    string_value,
-    typed_parameters,
-)
+from harness.stages.isolation.changes import Changed, changes_of, resolved_calls
+from harness.stages.isolation.flow import Origin
+from harness.stages.isolation.import_graph import module_of
+from harness.stages.isolation.names import imported_names, imports_of, root_names, string_value
 from harness.stages.isolation.source import Node, Source
 from harness.stages.isolation.surroundings import Match, Surroundings
 
 __all__ = [
-    "find_computed_attribute", "find_imported_object_changed", "find_model_code_imported",
-    "find_module_imported", "find_shared_instance_changed",
+    "find_computed_attribute", "find_computed_call", "find_device_wait_in_step", "find_handed_object_changed",
+    "find_imported_object_changed", "find_model_code_imported", "find_module_imported",
+    "find_shared_instance_changed",
 ]  # fmt: skip
 
 OWN_ZONES: Final = ("model_code", "tests")
-CHANGING_CALLS: Final = (
-    "setattr",
-    "delattr",
-    "object.__setattr__",
-    "type.__setattr__",
-    "operator.setitem",
-    "operator.delitem",
+STEP: Final = re.compile(r"^_?(forward|step|decode|verify|run|execute|apply|call|launch)(_|$)|^__call__$")
+GLOBAL_CONTAINERS: Final = re.compile(
+    r"(os\.environb?|sys\.(path|modules|meta_path|path_hooks|path_importer_cache|argv|warnoptions)|gc\.callbacks"
+    r"|.*\.(__dict__|_?\w*registry|_?\w*_table)|builtins\.__dict__|warnings\.filters|logging\.root\.\w+)$"
 )
-CHANGING_METHODS: Final = (
-    "update",
-    "setdefault",
-    "pop",
-    "clear",
-    "append",
-    "insert",
-    "extend",
-    "remove",
-    "popitem",
-)
+"""Containers of others' packages that everybody shares; of this repository's own every one is."""
 
 
 def find_imported_object_changed(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
-    """Attributes of imported shared modules and classes that are assigned, deleted or set by name."""
-    names = {n: dotted for n, dotted in imported_names(source).items() if _is_shared(dotted, around)}
-    for node, target in source.derive("changes", lambda s: tuple(_changes(s))):
-        origin = next(
-            (n for n in sorted(root_names(target) & names.keys()) if not _is_local(node, n, names)), None
+    """Attributes and items of imported shared modules, classes and objects that are assigned, deleted, set by
+    name, or grown.
+    """
+    for change in changes_of(source):
+        names = sorted(
+            o.dotted for o in change.origins if o.kind == "import" and _is_shared(o, change, around)
         )
-        if origin is None:
-            continue
-        if not any(re.fullmatch(expression, target.text()) for expression in rule.allow):
-            yield from _match(source, node, f"changes {names[origin]}, which is imported")
+        names = [n for n in names if not rule.patterns or any(re.search(p, n) for p in rule.patterns)]
+        if names and not _is_allowed(rule, change.text, *names):
+            yield from _at(source, change.first, change.last, f"changes {names[0]}, which is imported")
 
 
 def find_shared_instance_changed(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
-    """Attributes of parameters whose annotated class is shared code of the same repository."""
-    instances = {
-        name: dotted
-        for name, dotted in typed_parameters(source, imported_names(source)).items()
-        if around.zones.zone_of_module(dotted) not in (None, *OWN_ZONES)
-        and not any(re.fullmatch(expression, dotted) for expression in rule.allow)
-    }
-    for node, target in source.derive("changes", lambda s: tuple(_changes(s))):
-        origin = next(iter(sorted(root_names(target, through_calls=False) & instances.keys())), None)
-        if origin is not None:
-            yield from _match(source, node, f"changes an instance of {instances[origin]}")
+    """Attributes of objects of a shared class of the same repository: annotated so, or what a getter gave."""
+    for change in (c for c in changes_of(source) if not c.is_slice):
+        names = sorted(
+            o.dotted
+            for o in change.origins
+            if o.kind == "instance" and around.zones.zone_of_module(o.dotted) not in (None, *OWN_ZONES)
+        )
+        names = [n for n in names if not rule.patterns or any(re.search(p, n) for p in rule.patterns)]
+        if names and not _is_allowed(rule, *names):
+            yield from _at(source, change.first, change.last, f"changes an instance of {names[0]}")
+
+
+def find_handed_object_changed(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
+    """Attributes of objects that were handed in under a name that the rule's patterns know."""
+    for change in (c for c in changes_of(source) if not c.is_slice):
+        names = sorted(o.dotted for o in change.origins if o.kind == "handed")
+        known = [name for name in names if any(re.search(p, name) for p in rule.patterns)]
+        if known and not _is_allowed(rule, change.text, *known):
+            yield from _at(source, change.first, change.last, f"changes {known[0]}, which was handed in")
+
+
+def find_computed_call(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
+    """Calls of what the rule's patterns name in full, with a first argument that is no plain string."""
+    for call in resolved_calls(source):
+        if call.names & set(rule.patterns) and call.argument and not call.is_literal:
+            yield from _at(
+                source, call.first, call.last, f"calls {sorted(call.names)[0]} with a computed name"
+            )
 
 
 def find_computed_attribute(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
@@ -107,83 +109,38 @@ def find_module_imported(rule: Rule, source: Source, around: Surroundings) -> It
             yield from _match(source, node, f"imports {dotted}")
 
 
-def _changes(source: Source) -> Iterator[tuple[Node, Node]]:
-    """(statement or call, expression that it changes)."""
-    root = source.root
-    if root is None:
-        return
-    for kind in ("assignment", "augmented_assignment"):
-        for node in root.find_all(kind=kind):
-            for target in _targets(node.field("left")):
-                yield node, target
-    for kind in ("for_statement", "for_in_clause"):
-        for node in root.find_all(kind=kind):
-            for target in _targets(node.field("left")):
-                yield target, target
-    for node in root.find_all(kind="as_pattern_target"):
-        for target in _targets(node.child(0)):
-            yield target, target
-    for node in root.find_all(kind="delete_statement"):
-        for target in _targets(node.child(1)):
-            yield node, target
-    for call in root.find_all(kind="call"):
-        function = call.field("function")
-        if function is None:
-            continue
-        if function.kind() in ("identifier", "attribute") and function.text() in CHANGING_CALLS:
-            first = next(iter(call.field("arguments").named_children()), None)
-            if first is not None:
-                yield call, first
-        elif function.kind() == "attribute" and function.field("attribute").text() in CHANGING_METHODS:
-            holder = function.field("object")
-            if holder.kind() == "attribute" and re.search(
-                r"\.(__dict__|_?[A-Za-z_]*registry)$", holder.text()
-            ):
-                yield call, holder
-            elif holder.kind() == "call" and holder.text().startswith("vars("):
-                yield call, holder.field("arguments").child(1)
+def find_device_wait_in_step(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
+    """Waits for the whole device in a function that steps call; in C++ and CUDA anywhere."""
+    expressions = [re.compile(pattern) for pattern in rule.patterns]
+    for call in resolved_calls(source):
+        if STEP.search(call.inside) and any(e.fullmatch(name) for e in expressions for name in call.names):
+            yield from _at(source, call.first, call.last, f"waits in {call.inside}")
+    if source.language in ("cpp", "cuda"):
+        for line in sorted(source.added):
+            code = source.lines[line - 1].partition("//")[0]
+            if any(expression.search(code) for expression in expressions):
+                yield Match(line, code.strip())
 
 
-def _targets(left: Node | None) -> Iterator[Node]:
-    """Attributes and items among the targets of an assignment."""
-    if left is None:
-        return
-    if left.kind() in ("attribute", "subscript"):
-        if (
-            (inner := left.child(0)) is not None
-            and inner.kind() == "call"
-            and inner.text().startswith("vars(")
-        ):
-            yield inner.field("arguments").child(1)
-        else:
-            yield left
-    elif left.kind() in ("pattern_list", "tuple_pattern", "list_pattern", "expression_list"):
-        for child in left.named_children():
-            yield from _targets(child)
+def _is_shared(origin: Origin, change: Changed, around: Surroundings) -> bool:
+    """Whether the change touches something shared; a method of a module, such as `os.remove`, grows
+    nothing.
+    """
+    path = around.zones.file_of_module(origin.dotted)
+    if path is not None:
+        is_module = origin.dotted == module_of(path)
+        return around.zones.zone_of(path) not in OWN_ZONES and not (change.is_grown and is_module)
+    return not change.is_grown or GLOBAL_CONTAINERS.match(origin.dotted) is not None
 
 
-def _is_shared(dotted: str, around: Surroundings) -> bool:
-    return around.zones.zone_of_module(dotted) not in OWN_ZONES
+def _is_allowed(rule: Rule, *texts: str) -> bool:
+    return any(re.fullmatch(expression, text) for expression in rule.allow for text in texts)
 
 
-def _is_local(node: Node, name: str, names: Mapping[str, str]) -> bool:
-    """Whether a function around `node` binds that name itself, other than to something imported."""
-    for above in node.ancestors():
-        if above.kind() != "function_definition":
-            continue
-        if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", above.field("parameters").text()):
-            return True
-        for binding in above.find_all({"rule": {"any": [{"kind": "assignment"}, {"kind": "for_statement"}]}}):
-            left, right = binding.field("left"), binding.field("right")
-            if (
-                left is None
-                or right is None
-                or name not in re.findall(r"(?<![\w.])\w+(?![\w.(\[])", left.text())
-            ):
-                continue
-            if binding.kind() == "for_statement" or not root_names(right, through_calls=False) & names.keys():
-                return True
-    return False
+def _at(source: Source, first: int, last: int, note: str) -> Iterator[Match]:
+    line = source.first_added(first, last)
+    if line is not None:
+        yield Match(line, source.lines[line - 1].strip(), note)
 
 
 def _match(source: Source, node: Node, note: str) -> Iterator[Match]:

@@ -1,0 +1,146 @@
+"""Every place of a Python file that changes something, with what it may be that it changes."""
+
+import ast
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from harness.stages.isolation.flow import Flow, Origin, Scope, flow_of
+from harness.stages.isolation.source import Source
+
+__all__ = ["Called", "Changed", "changes_of", "resolved_calls"]
+
+SETTERS: Final = frozenset(
+    ("setattr", "delattr", "operator.setitem", "operator.delitem", "operator.iadd", "operator.ior",
+     "object.__setattr__", "object.__delattr__", "type.__setattr__", "type.__delattr__", "dict.update",
+     "dict.__setitem__", "list.append", "list.insert", "inspect.setattr")
+)  # fmt: skip
+SETTING_METHODS: Final = ("__setattr__", "__delattr__", "__setitem__", "__delitem__", "__iadd__", "__ior__")
+GROWING_METHODS: Final = (
+    "update", "setdefault", "pop", "clear", "append", "insert", "extend", "remove", "popitem", "add",
+    "discard",
+)  # fmt: skip
+
+
+_NAMED: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Changed(NamedTuple):
+    """One change of an attribute, an item, or what a container holds."""
+
+    first: int
+    last: int
+    text: str
+    """The target as it is written."""
+    origins: frozenset[Origin]
+    """What the changed object may be."""
+    is_grown: bool
+    """Whether a method did it, such as `append`."""
+    is_slice: bool = False
+    """Whether a part of a buffer is written, `out[:rows] = x`, which is what a kernel's caller does."""
+
+
+class Called(NamedTuple):
+    """One call by the full name of what is called."""
+
+    first: int
+    last: int
+    names: frozenset[str]
+    argument: str
+    """The first argument as it is written."""
+    is_literal: bool
+    """Whether that is a string as it stands."""
+    inside: str
+    """Name of the function that the call lies in; empty for a module's own line."""
+
+
+def changes_of(source: Source) -> tuple[Changed, ...]:
+    """Every change in a Python file, made once."""
+    return source.derive("flow changes", lambda s: tuple(_changes(flow_of(s))))
+
+
+def resolved_calls(source: Source) -> tuple[Called, ...]:
+    """Every call whose full name is known, aliases and imports followed."""
+    return source.derive("flow calls", lambda s: tuple(_calls(flow_of(s))))
+
+
+def _changes(flow: Flow | None) -> Iterator[Changed]:
+    for node, scope in flow.statements if flow is not None else ():
+        assert flow is not None
+        for target in _targets(node):
+            held = target.value if isinstance(target, ast.Attribute | ast.Subscript) else None
+            if held is not None:
+                yield from _changed(flow, node, target, held, scope)
+            elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.BitOr):
+                yield from _changed(flow, node, target, target, scope, is_grown=True)
+        if isinstance(node, ast.Call):
+            yield from _by_call(flow, node, scope)
+
+
+def _by_call(flow: Flow, node: ast.Call, scope: Scope) -> Iterator[Changed]:
+    names = {name.removeprefix("builtins.") for name in flow.names(node.func, scope)}
+    if names & SETTERS and node.args:
+        yield from _changed(flow, node, node, node.args[0], scope)
+    elif isinstance(node.func, ast.Attribute) and node.func.attr in SETTING_METHODS:
+        for held in (node.func.value, *node.args[:1]):
+            yield from _changed(flow, node, node, held, scope)
+    elif isinstance(node.func, ast.Attribute) and node.func.attr in GROWING_METHODS:
+        yield from _changed(flow, node, node.func, node.func.value, scope, is_grown=True)
+
+
+def _changed(
+    flow: Flow, node: ast.AST, target: ast.expr, held: ast.expr, scope: Scope, is_grown: bool = False
+) -> Iterator[Changed]:
+    found = frozenset(o for o in flow.origins(held, scope) if o.held == 0)
+    if found:
+        place = (
+            target if isinstance(node, ast.withitem | ast.comprehension | ast.For | ast.AsyncFor) else node
+        )
+        first, last = getattr(place, "lineno", 0), getattr(place, "end_lineno", 0) or 0
+        yield Changed(first, last, ast.unparse(target)[:300], found, is_grown, _is_slice(target))
+
+
+def _is_slice(target: ast.expr) -> bool:
+    key = target.slice if isinstance(target, ast.Subscript) else None
+    parts = key.elts if isinstance(key, ast.Tuple) else [key]
+    return any(isinstance(p, ast.Slice) or (isinstance(p, ast.Constant) and p.value is ...) for p in parts)
+
+
+def _targets(node: ast.AST) -> Iterator[ast.expr]:
+    if isinstance(node, ast.Assign | ast.Delete):
+        waiting = list(node.targets)
+    elif isinstance(node, ast.AugAssign | ast.For | ast.AsyncFor | ast.comprehension):
+        waiting = [node.target]
+    elif isinstance(node, ast.AnnAssign):
+        waiting = [node.target] if node.value is not None else []
+    else:
+        waiting = [node.optional_vars] if isinstance(node, ast.withitem) and node.optional_vars else []
+    while waiting:
+        target = waiting.pop()
+        if isinstance(target, ast.Tuple | ast.List):
+            waiting += target.elts
+        else:
+            yield target.value if isinstance(target, ast.Starred) else target
+
+
+def _calls(flow: Flow | None) -> Iterator[Called]:
+    for node, scope in flow.calls if flow is not None else ():
+        assert flow is not None
+        names = flow.names(node.func, scope)
+        if names:
+            first = node.args[0] if node.args else None
+            is_literal = isinstance(first, ast.Constant) and isinstance(first.value, str)
+            yield Called(
+                node.lineno,
+                node.end_lineno or node.lineno,
+                names,
+                ast.unparse(first)[:200] if first is not None and not isinstance(first, ast.Lambda) else "",
+                is_literal,
+                _function_around(scope),
+            )
+
+
+def _function_around(scope: Scope) -> str:
+    place: Scope | None = scope
+    while place is not None and not isinstance(place.node, ast.FunctionDef | ast.AsyncFunctionDef):
+        place = place.above
+    return place.node.name if place is not None and isinstance(place.node, _NAMED) else ""

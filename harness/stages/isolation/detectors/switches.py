@@ -1,0 +1,103 @@
+"""Defaults that select the optimised path when nobody asked for it."""
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from harness.domain.policy import Rule
+from harness.stages.isolation.defaults import Constants, is_lookup, values_when_unset
+from harness.stages.isolation.names import package_of
+from harness.stages.isolation.source import Source
+from harness.stages.isolation.surroundings import Match, Surroundings
+
+__all__ = ["find_open_guard", "find_switch_default"]
+
+NEGATIVE: Final = re.compile(
+    r"^(.*_)?(disable|disallow|no|skip|without|stock|legacy|opt_out|force_stock)_?"
+    r".*(fast|optimi[sz]|speciali[sz]|latency|fused|turbo|decode_backend)", re.IGNORECASE,
+)  # fmt: skip
+"""Names of settings that one must know to get the stock path."""
+
+
+def find_open_guard(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
+    """Conditions that hold when every setting is missing, where they are about a path: the rule's patterns
+    say by what they read; and settings that are named for what they switch off.
+    """
+    if source.module is None:
+        return
+    constants = _constants(source, around)
+    for node in ast.walk(source.module):
+        if isinstance(node, ast.If | ast.IfExp):
+            text = ast.unparse(node.test)[:2000]
+            values = values_when_unset(node.test, constants) if _is_about(rule, text) else None
+            if values and all(values):
+                yield from _at(source, node.test, "holds when nobody has set anything")
+        if isinstance(node, ast.Call) and is_lookup(node) and any(map(_is_negative, node.args)):
+            yield from _at(source, node, "is a switch for those who want the stock path")
+
+
+def find_switch_default(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
+    """Defaults of the claim's switch that are not its off value, or that cannot be evaluated."""
+    switch = around.switch
+    if source.module is None or switch is None or switch.name not in (source.after or ""):
+        return
+    constants = _constants(source, around)
+    for node, value in _defaults(source.module, switch.name):
+        found = values_when_unset(value, constants)
+        if found is None:
+            yield from _at(source, node, "its default cannot be evaluated")
+        elif wrong := sorted(str(v) for v in found if v not in (switch.off, None, False)):
+            yield from _at(source, node, f"the default is {wrong[0]!r}, not {switch.off!r}")
+
+
+def _defaults(module: ast.Module, name: str) -> Iterator[tuple[ast.expr | ast.arg | ast.AnnAssign, ast.expr]]:
+    """(place, expression) for each lookup of the switch with all that is done on a miss, and each default."""
+    parents = {child: node for node in ast.walk(module) for child in ast.iter_child_nodes(node)}
+    for node in ast.walk(module):
+        if isinstance(node, ast.Call) and is_lookup(node) and any(_is_text(arg, name) for arg in node.args):
+            whole: ast.expr = node
+            while isinstance(above := parents.get(whole), ast.BoolOp) or _is_text_method(above, parents):
+                whole = above if isinstance(above, ast.BoolOp) else parents[above]  # type: ignore[assignment,index]  # a method's call lies around its attribute
+            yield node, whole
+        elif isinstance(node, ast.AnnAssign) and node.value is not None and _names(node.target, name):
+            yield node, node.value
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            args = [*node.args.posonlyargs, *node.args.args]
+            pairs = [*zip(args[len(args) - len(node.args.defaults) :], node.args.defaults, strict=True)]
+            pairs += [(a, d) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if d]
+            yield from ((arg, default) for arg, default in pairs if arg.arg == name)
+
+
+def _is_text_method(node: ast.AST | None, parents: dict[ast.AST, ast.AST]) -> bool:
+    return isinstance(node, ast.Attribute) and isinstance(parents.get(node), ast.Call)
+
+
+def _names(node: ast.expr, name: str) -> bool:
+    return (node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")) == name
+
+
+def _is_text(node: ast.expr, text: str) -> bool:
+    return isinstance(node, ast.Constant) and node.value == text
+
+
+def _is_negative(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and bool(NEGATIVE.match(node.value))
+
+
+def _is_about(rule: Rule, text: str) -> bool:
+    return any(re.search(pattern, text) for pattern in rule.patterns)
+
+
+def _constants(source: Source, around: Surroundings) -> Constants:
+    module = source.module
+    assert module is not None
+    return source.derive(
+        "constants", lambda s: Constants(module, package_of(s.path), around.zones, around.read_head)
+    )
+
+
+def _at(source: Source, node: ast.expr | ast.arg | ast.AnnAssign, note: str) -> Iterator[Match]:
+    line = source.first_added(node.lineno, node.end_lineno or node.lineno)
+    if line is not None:
+        yield Match(line, source.lines[line - 1].strip(), note)

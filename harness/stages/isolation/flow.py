@@ -1,0 +1,439 @@
+"""What an expression of a Python module may stand for: a may-analysis within one file.
+
+Invariant: the origins of an expression hold every imported thing, and every shared object that was handed
+in, which the expression may denote as far as assignments, loops, patterns, containers, comprehensions,
+attributes of `self`, and calls of the file's own functions carry it. Nothing of the file is run. Calls of
+other code give something new, but for those that hand on what they hold (`getattr`, `vars`, `next` and the
+like) and getters.
+"""
+
+import ast
+import builtins
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from harness.stages.isolation.names import absolute_name, package_of
+from harness.stages.isolation.source import Source
+
+__all__ = ["Flow", "Origin", "Scope", "flow_of"]
+
+MAX_STEPS: Final = 40
+MAX_ORIGINS: Final = 60
+MAX_TRIES: Final = 3
+"""Times that an expression in a loop of names is followed before what was found is taken."""
+HANDS_ON: Final = frozenset(
+    ("vars", "type", "super", "next", "iter", "list", "tuple", "set", "dict", "sorted", "reversed", "zip",
+     "enumerate", "cast", "typing.cast", "filter", "map", "max", "min", "weakref.ref", "weakref.proxy",
+     "inspect.unwrap", "functools.partial", "partial", "functools.reduce", "reduce", "frozenset")
+)  # fmt: skip
+"""Calls that give what they are given, or a part of it."""
+COPIES: Final = frozenset(("list", "tuple", "set", "dict", "sorted", "frozenset"))
+"""Those of them that make a container of their own."""
+GETTER: Final = re.compile(r"(^|\.)(get|current|default|global)_\w+$")
+IMPORTERS: Final = ("importlib.import_module", "__import__", "importlib.__import__", "builtins.__import__")
+ABOVE: Final = ("__mro__", "__bases__", "__base__", "__class__", "__func__", "__self__", "__wrapped__")
+"""Attributes that lead from a thing to what it was made from."""
+_Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+class Origin(NamedTuple):
+    """Where a value comes from."""
+
+    kind: str
+    """`import`: the dotted name of what was imported; `instance`: of the class that an annotation names, or
+    of the getter that gave it; `handed`: the name under which it was handed in.
+    """
+    dotted: str
+    held: int = 0
+    """Containers of the file's own around it."""
+
+    def part(self, name: str) -> "Origin":
+        """An attribute of it."""
+        return Origin(self.kind, f"{self.dotted}.{name}", self.held)
+
+
+Origins = frozenset[Origin]
+NONE: Final[Origins] = frozenset()
+
+
+@dataclass(eq=False)
+class Scope:
+    """One function, class, comprehension or module with what it binds."""
+
+    node: ast.AST
+    above: "Scope | None"
+    bindings: dict[str, list["Binding"]] = field(default_factory=dict)
+    globals: set[str] = field(default_factory=set)
+
+    def bind(self, name: str, binding: "Binding") -> None:
+        """One more thing that the name may stand for."""
+        self.bindings.setdefault(name, []).append(binding)
+
+
+@dataclass(eq=False, frozen=True)
+class Binding:
+    """One way in which a name gets its value."""
+
+    value: ast.expr | None
+    scope: Scope | None
+    origins: Origins = NONE
+    definition: ast.AST | None = None
+    is_part: bool = False
+    """Whether the name stands for a part of the value: an element of what is looped over or unpacked."""
+
+
+class Flow:
+    """The names of one file."""
+
+    def __init__(self, tree: ast.Module, package: str) -> None:
+        self._package = package
+        self.module = Scope(tree, None)
+        self.scopes: dict[ast.AST, Scope] = {}
+        self.functions: dict[ast.AST, Scope] = {}
+        self._busy: dict[tuple[int, int], int] = {}
+        self._cut = _NEVER
+        self._tries: dict[tuple[int, int], int] = {}
+        self._known: dict[tuple[int, int], Origins] = {}
+        self.calls: list[tuple[ast.Call, Scope]] = []
+        self.statements: list[tuple[ast.AST, Scope]] = []
+        self._walk(tree, self.module)
+        for call, scope in self.calls:
+            self._hand_over(call, scope)
+
+    def origins(self, node: ast.expr | None, scope: Scope, depth: int = 0) -> Origins:
+        """Everything shared that an expression may denote."""
+        if node is None or depth > MAX_STEPS:
+            return NONE
+        key = (id(node), id(scope))
+        if key in self._known:
+            return self._known[key]
+        if key in self._busy:
+            self._cut = min(self._cut, self._busy[key])
+            return NONE
+        outer, self._cut, place = self._cut, _NEVER, len(self._busy)
+        self._busy[key] = place
+        found = self._evaluate(node, scope, depth + 1)
+        del self._busy[key]
+        self._tries[key] = self._tries.get(key, 0) + 1
+        if self._cut >= place or self._tries[key] >= MAX_TRIES:
+            self._known[key] = found if len(found) <= MAX_ORIGINS else frozenset(sorted(found)[:MAX_ORIGINS])
+            self._cut = outer
+        else:  # what a loop of names left out here is found when its first name is done
+            self._cut = min(outer, self._cut)
+        return found
+
+    def names(self, node: ast.expr, scope: Scope) -> frozenset[str]:
+        """Dotted names of what was imported, for what is called or read."""
+        return frozenset(o.dotted for o in self.origins(node, scope) if o.kind == "import")
+
+    def _evaluate(self, node: ast.expr, scope: Scope, depth: int) -> Origins:
+        if isinstance(node, ast.Name):
+            return self._look_up(node.id, scope, depth)
+        if isinstance(node, _Instance):
+            return frozenset(Origin("instance", o.dotted) for o in self.origins(node.of, scope, depth))
+        if isinstance(node, ast.Attribute):
+            return self._attribute(node, scope, depth)
+        if isinstance(node, ast.Subscript):
+            return self._item(node, scope, depth)
+        if isinstance(node, ast.Call):
+            return self._call(node, scope, depth)
+        if isinstance(node, ast.Lambda):
+            return NONE
+        if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp):
+            return _put_in(self.origins(node.elt, self.scopes[node], depth))
+        if isinstance(node, ast.DictComp):
+            return _put_in(self.origins(node.value, self.scopes[node], depth))
+        parts = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
+        if isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict):
+            return _put_in(frozenset(o for part in parts for o in self.origins(part, scope, depth)))
+        if isinstance(node, ast.Starred):
+            return _taken_out(self.origins(node.value, scope, depth))
+        if isinstance(node, ast.IfExp | ast.BoolOp | ast.NamedExpr | ast.Await):
+            return frozenset(o for part in parts for o in self.origins(part, scope, depth))
+        return NONE
+
+    def _look_up(self, name: str, scope: Scope, depth: int) -> Origins:
+        place: Scope | None = self.module if name in scope.globals else scope
+        while place is not None:
+            is_seen = place is scope or not isinstance(place.node, ast.ClassDef)
+            if is_seen and name in place.bindings:
+                return frozenset(o for b in place.bindings[name] for o in self._bound(b, depth))
+            place = place.above
+        return frozenset((Origin("import", f"builtins.{name}"),)) if hasattr(builtins, name) else NONE
+
+    def _bound(self, binding: Binding, depth: int) -> Origins:
+        given = self.origins(binding.value, binding.scope or self.module, depth)
+        return binding.origins | (_taken_out(given) if binding.is_part else given)
+
+    def definitions(self, node: ast.expr, scope: Scope) -> Iterator[ast.AST]:
+        """Functions and classes of this file that a name may stand for."""
+        if isinstance(node, ast.Lambda):
+            yield node
+        if isinstance(node, ast.Attribute) and _is_self(node.value):
+            own = self._class_above(scope)
+            yield from (
+                b.definition for b in (own.bindings.get(node.attr, []) if own else ()) if b.definition
+            )
+            return
+        place: Scope | None = scope if isinstance(node, ast.Name) else None
+        while place is not None and isinstance(node, ast.Name):
+            if node.id in place.bindings:
+                for binding in place.bindings[node.id]:
+                    if binding.definition is not None:
+                        yield binding.definition
+                    elif isinstance(binding.value, ast.Lambda):
+                        yield binding.value
+                return
+            place = place.above
+
+    def _attribute(self, node: ast.Attribute, scope: Scope, depth: int) -> Origins:
+        if _is_self(node.value):
+            own = self._class_above(scope)
+            key = f"self.{node.attr}"
+            if own is not None and key in own.bindings:
+                return frozenset(o for b in own.bindings[key] for o in self._bound(b, depth))
+            return frozenset((Origin("handed", node.attr),)) if own is not None else NONE
+        held = self.origins(node.value, scope, depth)
+        if node.attr in ABOVE:
+            bases = (
+                b for d in self.definitions(node.value, scope) if isinstance(d, ast.ClassDef) for b in d.bases
+            )
+            return held | frozenset(o for base in bases for o in self.origins(base, scope, depth))
+        return frozenset(origin.part(node.attr) for origin in held)
+
+    def _item(self, node: ast.Subscript, scope: Scope, depth: int) -> Origins:
+        key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        if isinstance(key, str):
+            if isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in (
+                "globals",
+                "vars",
+                "locals",
+            ):
+                return self._look_up(key, self.module, depth)
+            if "sys.modules" in self.names(node.value, scope):
+                return frozenset((Origin("import", key),))
+        return _taken_out(self.origins(node.value, scope, depth))
+
+    def _call(self, node: ast.Call, scope: Scope, depth: int) -> Origins:
+        called = {name.removeprefix("builtins.") for name in self.names(node.func, scope)}
+        first = node.args[0] if node.args else None
+        text = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
+        if called & set(IMPORTERS) and text is not None:
+            return frozenset((Origin("import", text),))
+        if "getattr" in called or "inspect.getattr_static" in called:
+            name = node.args[1] if len(node.args) > 1 else None
+            part = name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else "*"
+            return frozenset(o.part(part) for o in self.origins(first, scope, depth))
+        if called & HANDS_ON:
+            given = [*node.args, *(k.value for k in node.keywords)]
+            found = frozenset(o for one in given for o in self.origins(one, scope, depth))
+            if called & COPIES:
+                return frozenset(o._replace(held=max(1, o.held)) for o in found)
+            return _taken_out(found) if "next" in called else found
+        if isinstance(node.func, ast.Attribute) and node.func.attr in (
+            "get",
+            "values",
+            "items",
+            "pop",
+            "__getitem__",
+        ):
+            return _taken_out(self.origins(node.func.value, scope, depth))
+        if isinstance(node.func, ast.Call):  # attrgetter("x")(thing), partial(f, thing)()
+            given = [*node.args, *node.func.args]
+            return frozenset(o for one in given for o in self.origins(one, scope, depth))
+        returned = frozenset(o for d in self.definitions(node.func, scope) for o in self._returned(d, depth))
+        return returned | frozenset(Origin("instance", f"{name}()") for name in called if GETTER.search(name))
+
+    def _returned(self, definition: ast.AST, depth: int) -> Origins:
+        inner = self.functions.get(definition)
+        if inner is None:
+            return NONE
+        if isinstance(definition, ast.Lambda):
+            return self.origins(definition.body, inner, depth)
+        values = [r.value for r in ast.walk(definition) if isinstance(r, ast.Return | ast.Yield) and r.value]
+        return frozenset(o for value in values[:20] for o in self.origins(value, inner, depth))
+
+    def _hand_over(self, call: ast.Call, scope: Scope) -> None:
+        """Arguments of a call become what the parameters of the file's own function may stand for."""
+        for definition in self.definitions(call.func, scope):
+            inner = self.functions.get(definition)
+            if inner is None or not isinstance(definition, _Function):
+                continue
+            names = [a.arg for a in (*definition.args.posonlyargs, *definition.args.args)]
+            if isinstance(call.func, ast.Attribute) and names and names[0] in _SELF:
+                names = names[1:]
+            for name, value in zip(names, call.args, strict=False):
+                inner.bind(name, Binding(value, scope))
+            for keyword in call.keywords:
+                if keyword.arg is not None:
+                    inner.bind(keyword.arg, Binding(keyword.value, scope))
+            if definition.args.vararg is not None:
+                for value in call.args:
+                    inner.bind(definition.args.vararg.arg, Binding(value, scope))
+
+    def _class_above(self, scope: Scope) -> Scope | None:
+        place: Scope | None = scope
+        while place is not None and not isinstance(place.node, ast.ClassDef):
+            place = place.above
+        return place
+
+    def _walk(self, node: ast.AST, scope: Scope) -> None:
+        waiting: list[tuple[ast.AST, Scope]] = [(child, scope) for child in ast.iter_child_nodes(node)]
+        while waiting:
+            here, inside = waiting.pop()
+            inner = self._enter(here, inside)
+            waiting += [(child, inner) for child in ast.iter_child_nodes(here)]
+
+    def _enter(self, node: ast.AST, scope: Scope) -> Scope:
+        """Binds what a node binds; the scope of what lies in it."""
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            inner = Scope(node, scope)
+            self.functions[node] = self.scopes[node] = inner
+            if not isinstance(node, ast.Lambda):
+                scope.bind(node.name, Binding(None, None, definition=node))
+            self._parameters(node, inner, scope)
+            return inner
+        if isinstance(node, ast.ClassDef):
+            inner = self.scopes[node] = Scope(node, scope)
+            scope.bind(node.name, Binding(None, None, definition=node))
+            self.statements.append((node, scope))
+            return inner
+        if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
+            inner = self.scopes[node] = Scope(node, scope)
+            for part in node.generators:
+                self._bind_target(part.target, part.iter, inner, is_part=True)
+                self.statements.append((part, inner))
+            return inner
+        self._bind(node, scope)
+        return scope
+
+    def _bind(self, node: ast.AST, scope: Scope) -> None:
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                dotted = name.name if name.asname else name.name.partition(".")[0]
+                scope.bind(name.asname or dotted, Binding(None, None, frozenset((Origin("import", dotted),))))
+        elif isinstance(node, ast.ImportFrom):
+            origin = absolute_name("." * node.level + (node.module or ""), self._package)
+            for name in node.names:
+                whole = frozenset((Origin("import", f"{origin}.{name.name}"),))
+                scope.bind(name.asname or name.name, Binding(None, None, whole))
+        elif isinstance(node, ast.Global):
+            scope.globals.update(node.names)
+        elif isinstance(node, ast.Call):
+            self.calls.append((node, scope))
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                self._bind_target(target, node.value, scope)
+        elif isinstance(node, ast.AnnAssign | ast.NamedExpr):
+            self._bind_target(node.target, node.value, scope)
+        elif isinstance(node, ast.For | ast.AsyncFor):
+            self._bind_target(node.target, node.iter, scope, is_part=True)
+        elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+            self._bind_target(node.optional_vars, node.context_expr, scope)
+        elif isinstance(node, ast.Match):
+            for case in node.cases:
+                for part in ast.walk(case.pattern):
+                    if isinstance(part, ast.MatchAs | ast.MatchStar) and part.name is not None:
+                        scope.bind(part.name, Binding(node.subject, scope))
+        if isinstance(node, _STATEMENTS):
+            self.statements.append((node, scope))
+
+    def _bind_target(
+        self, target: ast.expr, value: ast.expr | None, scope: Scope, is_part: bool = False
+    ) -> None:
+        binding = Binding(value, scope, is_part=is_part)
+        if isinstance(target, ast.Name):
+            (self.module if target.id in scope.globals else _home(scope, value)).bind(target.id, binding)
+        elif isinstance(target, ast.Tuple | ast.List):
+            own = value.elts if isinstance(value, ast.Tuple | ast.List) and not is_part else []
+            for place, part in enumerate(target.elts):
+                inner = part.value if isinstance(part, ast.Starred) else part
+                if len(own) == len(target.elts):
+                    self._bind_target(inner, own[place], scope)
+                else:
+                    self._bind_target(inner, value, scope, is_part=True)
+        elif isinstance(target, ast.Attribute) and _is_self(target.value):
+            own_class = self._class_above(scope)
+            if own_class is not None:
+                own_class.bind(f"self.{target.attr}", binding)
+
+    def _parameters(self, node: _Function, inner: Scope, outer: Scope) -> None:
+        args = node.args
+        listed = [*args.posonlyargs, *args.args, *args.kwonlyargs]
+        defaults = [None] * (len(args.posonlyargs) + len(args.args) - len(args.defaults)) + list(
+            args.defaults
+        )
+        values = [*defaults, *args.kw_defaults]
+        for parameter, default in zip(listed, values, strict=True):
+            if parameter.arg in _SELF:
+                continue
+            inner.bind(parameter.arg, Binding(default, outer, frozenset((Origin("handed", parameter.arg),))))
+            for name in _annotated(parameter.annotation):
+                inner.bind(parameter.arg, Binding(_Instance(name), outer))
+
+
+class _Instance(ast.expr):
+    """An expression for an instance of the class that `of` names."""
+
+    def __init__(self, of: ast.expr) -> None:
+        super().__init__()
+        self.of = of
+
+
+_SELF: Final = ("self", "cls")
+_NEVER: Final = 10**9
+_COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
+_STATEMENTS: Final = (
+    ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete, ast.For, ast.AsyncFor, ast.withitem, ast.Call,
+    ast.NamedExpr,
+)  # fmt: skip
+
+
+def flow_of(source: Source) -> Flow | None:
+    """The flow of a Python file; None for another language, or what this interpreter cannot parse."""
+    return source.derive("flow", _flow_of)
+
+
+def _flow_of(source: Source) -> Flow | None:
+    tree = source.module
+    return Flow(tree, package_of(source.path)) if tree is not None else None
+
+
+def _annotated(node: ast.expr | None) -> Iterator[ast.expr]:
+    """Names in an annotation: `A`, `a.B`, `"A"`, `A | None`, `Optional[A]`, `type[A]`."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 200:
+        try:
+            yield from _annotated(ast.parse(node.value, mode="eval").body)
+        except (SyntaxError, ValueError):
+            return
+    elif isinstance(node, ast.Name | ast.Attribute):
+        yield node
+    elif isinstance(node, ast.BinOp):
+        yield from _annotated(node.left)
+        yield from _annotated(node.right)
+    elif isinstance(node, ast.Subscript):
+        yield from _annotated(node.slice)
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in _SELF
+
+
+def _home(scope: Scope, value: ast.expr | None) -> Scope:
+    """Where a name is bound: an assignment expression in a comprehension binds around it."""
+    home = scope
+    while (
+        isinstance(home.node, _COMPREHENSIONS) and isinstance(value, ast.NamedExpr) and home.above is not None
+    ):
+        home = home.above
+    return home
+
+
+def _put_in(found: Origins) -> Origins:
+    return frozenset(origin._replace(held=origin.held + 1) for origin in found)
+
+
+def _taken_out(found: Origins) -> Origins:
+    return frozenset(origin._replace(held=max(0, origin.held - 1)) for origin in found)
