@@ -8,20 +8,18 @@ import pytest
 
 from harness.domain.check import Check, StageName, Status
 from harness.domain.errors import InputError
-from harness.domain.pack import Pack, SessionRequest
+from harness.domain.pack import Pack
 from harness.domain.policy import Proof
 from harness.domain.resources import data_folder
-from harness.engines.in_process_engine import InProcessEngine
 from harness.engines.packs import load_pack
 from harness.engines.serving import Ask
-from harness.engines.text_codec import ByteCodec, TokenCodec, WordCodec, load_words
+from harness.engines.text_codec import WordCodec, load_words
 from harness.stages.evals import judge, plan, sample
 from harness.stages.evals.aime import find_integer
 from harness.stages.evals.features import FEATURES
 from harness.stages.evals.fixtures import aime_rows, mrcr_rows
 from harness.stages.evals.planning import OFFICIAL
 from harness.stages.evals.questions import read_aime, read_mrcr
-from tests.fakes.pack import FakePack
 from tests.fakes.requests import POLICY, plan_request, stage_context
 
 WORDS = data_folder("evals") / "canary" / "words.json"
@@ -70,59 +68,6 @@ def test_generated_rows_in_the_hubs_schema_ask_exactly_the_packs_own_questions(
 def test_a_word_that_the_model_does_not_know_is_an_error(codec: WordCodec) -> None:
     with pytest.raises(InputError, match="'tapirs' is none of the"):
         codec.encode(Ask(item="x", text="BOS tapirs", max_tokens=1))
-
-
-def test_bytes_go_there_and_back() -> None:
-    codec = ByteCodec()
-    tokens = codec.encode(Ask(item="x", text="é🙂", max_tokens=1))
-    assert tokens == (0xC3, 0xA9, 0xF0, 0x9F, 0x99, 0x82)
-    assert codec.decode((*tokens, codec.stop)) == "é🙂"
-    assert b"".join(codec.pieces()[t] for t in tokens).decode() == "é🙂"
-
-
-def _fake_engine(**fields: int) -> InProcessEngine:
-    request = SessionRequest(model="tiny", arm="stock", max_requests=8, max_context=99, **fields)
-    return InProcessEngine(FakePack(), request, TokenCodec(-1), "mix")
-
-
-def test_answers_of_both_arms_draw_the_same_tokens_from_the_same_seed() -> None:
-    asks = [Ask(item=str(n), tokens=(3, n), max_tokens=9, temperature=1.0, seed=5) for n in range(4)]
-    found = {}
-    for arm in ("stock", "optimised"):
-        with _fake_engine().open(arm) as server:
-            found[arm] = [reply.tokens for reply in server.answer(asks)]
-    assert found["stock"] == found["optimised"]
-    with _fake_engine().open("stock") as server:
-        again = server.answer([ask.model_copy(update={"seed": 6}) for ask in asks])
-    assert [reply.tokens for reply in again] != found["stock"]
-
-
-def test_a_reply_tells_step_path_and_likeliest_tokens_of_every_position() -> None:
-    with _fake_engine().open("optimised") as server:
-        (reply,) = server.answer([Ask(item="a", tokens=(3, 4), max_tokens=4)])
-        ledger = server.ledger()
-    assert reply.steps[0] is None
-    assert set(reply.paths[1:]) == {"optimised/taken"}
-    assert len(reply.likeliest) == len(reply.tokens)
-    assert all(told[0][0] == token for told, token in zip(reply.likeliest, reply.tokens, strict=True))
-    decoded = {(kind.phase, kind.path, kind.requests): tokens for kind, tokens in ledger.items()}
-    assert decoded["decode", "optimised", 1] == len(reply.tokens) - 1
-
-
-def test_a_nan_ends_an_answer_with_an_error_and_is_never_a_token() -> None:
-    from tests.fakes.pack import Faults
-
-    request = SessionRequest(model="tiny", arm="optimised", max_requests=1, max_context=99)
-    engine = InProcessEngine(FakePack(Faults(nan_from_step=2)), request, TokenCodec(-1), "mix")
-    with engine.open("optimised") as server:
-        (reply,) = server.answer([Ask(item="a", tokens=(3, 4), max_tokens=9)])
-    assert reply.finish == "error"
-    assert len(reply.tokens) == 3
-
-
-def test_an_arm_that_the_engine_cannot_open_is_an_error() -> None:
-    with pytest.raises(ValueError, match="arm 'oracle' is none of"), _fake_engine().open("oracle"):
-        pass
 
 
 def _planned(pack: Pack, *subjects: str) -> tuple[Check, ...]:
