@@ -84,6 +84,12 @@ def _audit() -> Any:
     return typer.main.get_command(app)
 
 
+def _recipe() -> Any:
+    from harness.cli.recipe import app
+
+    return typer.main.get_command(app)
+
+
 def _faults() -> Any:
     from harness.cli.faults import app
 
@@ -145,6 +151,7 @@ COMMANDS: dict[str, tuple[str, Callable[[], Any]]] = {
     "report": ("Render a bundle as HTML, Markdown, JUnit XML or SARIF.", _report),
     "publish": ("Put the verdict on a pull request: a comment and a check run.", _publish),
     "history": ("Ask questions of many bundles: trends, regressions, flaky checks.", _history),
+    "recipe": ("Print server, benchmark and eval commands of a cell.", _recipe),
 }
 
 
