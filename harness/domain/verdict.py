@@ -68,7 +68,7 @@ class BundleUse(Record):
         """The bundle in one line, the same wherever it is shown."""
         parts = [f"of {self.base[:12]}..{self.head[:12]}"] if self.base and self.head else []
         parts += [self.state.value, f"signed by {self.signer}" if self.signer else "unsigned"]
-        parts += [f"made with harness {self.harness[:12]}"] if self.harness else []
+        parts += [f"made with harness {self.harness[:12]}"] if self.harness and not self.note else []
         said = [f"{self.name}: {', '.join(parts)}"]
         said += [f"does not count: {self.refused}"] if self.refused else []
         return "; ".join([*said, *([self.note] if self.note else [])])

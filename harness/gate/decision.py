@@ -239,9 +239,10 @@ def _note(submission: Submission, policy: Policy) -> str:
         is_other = here != plan.harness_digest or submission.has_other_pack
         return f"made with {code}; every check of it is asked and judged alike here" if is_other else ""
     planned = len(other_questions(plan, submission.asked))
-    judged = {p.path for s in verification.steps if s.name == "rederivation" for p in s.differing}
+    shown = [p.path for s in verification.steps if s.name == "rederivation" for p in s.differing]
+    judged = f"{len(set(filter(None, shown)))}{' or more' if '' in shown else ''}"
     return (
-        f"made with {code}: {planned} checks are planned and {len(judged)} judged otherwise here; only what "
+        f"made with {code}: {planned} checks are planned and {judged} judged otherwise here; only what "
         "is asked alike counts, as judged here. To have all of it count, run "
         f"`{rerun_command(policy, plan, plan.change.head)}` with this gate's version"
     )

@@ -73,6 +73,8 @@ def _missing(view: ReportView) -> str:
         lines = [f"- {_code(reason)}" for reason in view.verdict.reasons[:MAX_REASONS]]
         return "\n".join(["### Why", *lines])
     lines = ["### What is missing"]
+    if view.verdict.worktree:
+        lines.append(f"- before the commands, once in a clone: {_code(view.verdict.worktree)}")
     for item in view.missing[:MAX_MISSING]:
         lines.append(f"- **{item.proof}**: {_code(item.why)}")
         lines.append(f"  - make it on {_code(item.command.where)}: {_code(item.command.line)}")

@@ -31,6 +31,7 @@ def verdict_view(bundle: Bundle, verdict: Verdict | None) -> VerdictView:
             sentence=f"Made without a verdict; {failed} of {len(bundle.outcomes)} checks did not pass.",
             reasons=(),
             waivers=(),
+            worktree="",
             bundles=(),
         )
     word, tone = WORDS[verdict.answer]
@@ -42,6 +43,7 @@ def verdict_view(bundle: Bundle, verdict: Verdict | None) -> VerdictView:
         tone=tone,
         sentence=sentence,
         reasons=tuple(plain(r, 600) for r in verdict.reasons),
+        worktree=plain(verdict.worktree, 600),
         waivers=tuple(
             plain(
                 f"{w.rule} on {w.path}: {w.owner}, {w.reason}; "

@@ -201,6 +201,8 @@ class VerdictView:
     sentence: str
     reasons: tuple[str, ...]
     waivers: tuple[str, ...]
+    worktree: str
+    """The command that must run before those that make what is missing; empty where nothing is."""
     bundles: tuple[str, ...]
     """Each bundle in one line: whose it is, and what of it counts."""
 
