@@ -69,7 +69,7 @@ class _Table(Record):
 
 def load_models() -> tuple[ModelRecipe, ...]:
     """Every model of the table; raises `InputError` where the table is broken."""
-    path = data_folder("sweeps") / "recipes.yaml"
+    path = data_folder("sweeps") / "recipes" / "models.yaml"
     try:
         return _Table.model_validate(yaml.safe_load(path.read_text(encoding="utf-8"))).models
     except (OSError, yaml.YAMLError, ValidationError) as error:
