@@ -80,14 +80,26 @@ def time_ops(
         typer.Option("--model", help="Preset of the shapes; default: what this machine can afford."),
     ] = None,
     blocks: Annotated[int, typer.Option("--blocks", min=4, help="Most ABBA blocks a cell.")] = 24,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of all inputs.")] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", help="Seed of all inputs; default: drawn now, so that none knows it."),
+    ] = None,
     json: JsonOutput = False,
 ) -> None:
-    """Time ops against stock: interleaved, cold data, with stock against itself as the noise floor."""
+    """Time ops against stock, beside a clock that the candidate does not hold; exit 1 where they differ.
+
+    The candidate runs in a sandbox. A compiled op is launched again from a description by a process that
+    never loads the pack; any other is timed from outside of its worker.
+    """
+    import secrets
+
     from harness.cli.console import err, out, print_json
-    from harness.measure.bench import time_op
+    from harness.domain.check import Status
     from harness.stages import kernels
 
+    if seed is None:
+        seed = secrets.randbits(31)
+        err.print(f"seed {seed}")
     request, _ = _desk(pack, policy, False, seed)
     _require_known(ops or (), [op.name for op in request.pack.ops()])
     checks = [
@@ -99,19 +111,99 @@ def time_ops(
         and (model is None or c.parameter("model") == model)
     ]
     _require_some(checks, cell)
-    timings = []
+    rows = []
     for number, check in enumerate(checks, 1):
         err.print(f"[{number}/{len(checks)}] {check.id}", soft_wrap=True)
-        implementation, shapes = str(check.parameter("implementation")), str(check.parameter("model"))
-        if check.cell is None or check.op is None:
-            raise AssertionError(f"{check.id} was planned without a cell or an op")
-        timings.append(
-            time_op(request.pack, check.op, implementation, check.cell, shapes, seed=seed, blocks=blocks)
-        )
+        rows.append(_timed(request, check, seed, blocks))
     if json:
-        print_json({"timings": [t.model_dump(mode="json") for t in timings]})
-        return
-    out.print(_timing_table(timings))
+        pairs = [{"timing": a.model_dump(mode="json"), "witness": b.model_dump(mode="json")} for a, b in rows]
+        print_json({"timings": pairs})
+    else:
+        out.print(_timing_table(rows))
+        for _, witness in rows:
+            out.print(f"{witness.op}: {witness.words}", markup=False, soft_wrap=True)
+    bad = (Status.FAIL, Status.INVALID)
+    raise typer.Exit(1 if any(witness.status in bad for _, witness in rows) else 0)
+
+
+@app.command("sanitize")
+def sanitize_ops(
+    ops: Ops = None,
+    pack: PackName = "k3_decode",
+    policy: PolicyName = "smoke",
+    cell: CellLabels = None,
+    tool: Annotated[
+        list[str] | None,
+        typer.Option("--tool", help="memcheck, racecheck, synccheck, initcheck; default: all."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of all inputs.")] = 0,
+    json: JsonOutput = False,
+) -> None:
+    """One call of each op under compute-sanitizer, in its first cell that --cell leaves; needs a GPU."""
+    import tempfile
+    from pathlib import Path
+
+    from harness.cli.console import err, out, outcome_table, print_json
+    from harness.domain.check import Status
+    from harness.domain.errors import InputError
+    from harness.stages import kernels
+    from harness.stages.kernels.sanitizing import TOOLS, run_sanitizer
+
+    if unknown := [name for name in tool or () if name not in TOOLS]:
+        raise InputError(f"no tool is called {', '.join(unknown)}; there are {', '.join(TOOLS)}")
+    request, _ = _desk(pack, policy, False, seed)
+    _require_known(ops or (), [op.name for op in request.pack.ops()])
+    chosen = [
+        c for c in kernels.plan(request)
+        if _is_chosen(c, ops, cell) and c.unavailable is None and c.parameter("implementation") == "cute"
+        and c.parameter("model")
+    ]  # fmt: skip
+    _require_some(chosen, cell)
+    firsts = {c.op: c for c in reversed(chosen)}
+    runs = []
+    with tempfile.TemporaryDirectory(prefix="fasttrack-sanitize-") as folder:
+        for check in firsts.values():
+            for name in [t for t in TOOLS if not tool or t in tool]:
+                err.print(f"{name} {check.id}", soft_wrap=True)
+                runs.append(run_sanitizer(_job(request, check, seed, folder), name, Path(folder)))
+    if json:
+        print_json({"runs": [run.model_dump(mode="json") for run in runs]})
+    else:
+        rows = [(run.status.value, f"{run.op} {run.tool}", run.words) for run in runs]
+        out.print(outcome_table(f"{len(runs)} runs", rows))
+    raise typer.Exit(0 if all(run.status is Status.PASS for run in runs) else 1)
+
+
+def _job(request: Any, check: Any, seed: int, folder: str, blocks: int = 0) -> Any:
+    from harness.stages.kernels.children import OpJob
+
+    contract = next(op for op in request.pack.ops() if op.name == check.op)
+    return OpJob(
+        pack=request.pack.name, op=check.op, cell=check.cell, model=str(check.parameter("model")),
+        implementation=str(check.parameter("implementation")), regime=contract.regimes[0], seeds=(seed,),
+        folder=folder, blocks=blocks,
+    )  # fmt: skip
+
+
+def _timed(request: Any, check: Any, seed: int, blocks: int) -> tuple[Any, Any]:
+    """The sandbox's own word on one op in one cell, and the witness's."""
+    import tempfile
+    from pathlib import Path
+
+    from harness.engines.packs import pack_package
+    from harness.stages.kernels.timing import Bounds, time_in_sandbox, time_trusted
+
+    acceptance = request.policy.acceptance
+    bounds = Bounds(factor=acceptance.factor, floor_ulp=acceptance.floor_ulp, hard_cap=acceptance.hard_cap)
+    contract = next(op for op in request.pack.ops() if op.name == check.op)
+    with tempfile.TemporaryDirectory(prefix="fasttrack-bench-") as folder:
+        job = _job(request, check, seed, str(Path(folder) / "bench"), blocks)
+        timing = time_in_sandbox(job, Path(folder) / "bench")
+        witness = time_trusted(
+            request.pack, pack_package(request.pack.name), contract, check.cell, job.model,
+            job.implementation, seed, bounds, Path(folder) / "witness",
+        )  # fmt: skip
+    return timing, witness
 
 
 def _describe(op: Any, pack: Any) -> dict[str, Any]:
@@ -205,15 +297,16 @@ def _require_some(checks: Sequence[Any], cells: Sequence[str] | None) -> None:
         )
 
 
-def _timing_table(timings: Sequence[Any]) -> Any:
+def _timing_table(rows: Sequence[tuple[Any, Any]]) -> Any:
     from rich.table import Table
 
     table = Table(
-        title=f"{len(timings)} cells; times in microseconds a call", title_justify="left", pad_edge=False
+        title=f"{len(rows)} cells; times in microseconds a call", title_justify="left", pad_edge=False
     )
-    for name in ("op", "model", "cell", "stock", "optimised", "ratio (interval)", "null"):
+    for name in ("op", "model", "cell", "stock", "optimised", "ratio (interval)", "null", "witness", "kind"):
         table.add_column(name, overflow="fold")
-    for t in timings:
+    for t, witness in rows:
+        seen = "none" if witness.optimised_us is None else f"{witness.optimised_us:.1f}"
         table.add_row(
             t.op,
             t.model,
@@ -222,5 +315,7 @@ def _timing_table(timings: Sequence[Any]) -> Any:
             f"{t.optimised_us:.1f}",
             f"{t.ratio:.2f} ({t.ratio_low:.2f}..{t.ratio_high:.2f})",
             f"{t.null_low:.2f}..{t.null_high:.2f}",
+            f"{seen} {witness.status.value}",
+            witness.kind,
         )
     return table

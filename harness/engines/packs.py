@@ -24,6 +24,7 @@ __all__ = [
     "load_pack",
     "loaded_digest",
     "pack_digest",
+    "pack_package",
     "source_digest",
 ]
 
@@ -54,6 +55,12 @@ def load_pack(name: str) -> Pack:
             "brings it"
         ) from error
     return cast("Pack", factory())
+
+
+def pack_package(name: str) -> str:
+    """Import name of the package that a pack comes from, found without importing it."""
+    entry = next((entry for entry in entry_points_of(GROUP) if entry.name == name), None)
+    return "" if entry is None else entry.value.partition(":")[0].partition(".")[0]
 
 
 def entry_points_of(group: str) -> tuple[metadata.EntryPoint, ...]:

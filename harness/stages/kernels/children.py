@@ -1,11 +1,14 @@
 """The processes behind a timing, each with as little as its part needs: `python -P -m ... MODE JOB`.
 
-`describe` and `worker` run candidate code, in a sandbox. `reference` runs the pack's oracle and stock.
+`describe`, `worker`, `bench` and `sanitize` run candidate code, in a sandbox. `reference` runs the pack's
+oracle and stock; `sanitize_control` what a sanitizer must report.
 `launch` is trusted: it loads cubins by a record and never imports the pack.
 """
 
 import os
+import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.domain.cell import Cell
@@ -13,9 +16,9 @@ from harness.domain.pack import OpContract, Pack
 from harness.domain.record import Record, Whole
 from harness.executors.sandbox import limit_this_process
 
-__all__ = ["LaunchJob", "OpJob", "child_command", "main"]
+__all__ = ["LaunchJob", "OpJob", "child_command", "main", "run_child", "write_job"]
 
-DESCRIBED, REASON, RUN = "record.json", "reason.txt", "run.json"
+DESCRIBED, REASON, RUN, TIMING = "record.json", "reason.txt", "run.json", "timing.json"
 
 
 class OpJob(Record):
@@ -29,6 +32,8 @@ class OpJob(Record):
     regime: str
     seeds: tuple[Whole, ...]
     folder: str
+    blocks: Whole = 0
+    """Of `bench`."""
 
 
 class LaunchJob(Record):
@@ -55,8 +60,33 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     limit_this_process()
     job = OpJob.from_json(text)
-    {"describe": _describe, "reference": _reference, "worker": _serve}[mode](job)
+    modes = {
+        "describe": _describe, "reference": _reference, "worker": _serve, "bench": _bench,
+        "sanitize": _sanitize, "sanitize_control": _sanitize_control,
+    }  # fmt: skip
+    modes[mode](job)
     return 0
+
+
+def write_job(folder: Path, name: str, job: Record) -> Path:
+    """A job as a file that a child reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.job.json"
+    path.write_bytes(job.canonical())
+    return path
+
+
+def run_child(argv: Sequence[str], environment: Mapping[str, str] | None, log: Path, limit_s: float) -> str:
+    """Run a child to its end, its words in `log`; gives how it ended, in words."""
+    with log.open("wb") as sink:
+        try:
+            done = subprocess.run(
+                argv, env=environment, stdout=sink, stderr=sink, timeout=limit_s, check=False,
+                start_new_session=True,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return f"no answer after {limit_s:.0f} s"
+    return f"exit code {done.returncode}"
 
 
 def _describe(job: OpJob) -> None:
@@ -92,6 +122,31 @@ def _serve(job: OpJob) -> None:
     answers = silence_output()
     pack, contract = _opened(job)
     serve_windows(TimedWorker(pack, contract, job.cell, job.model, job.implementation), sys.stdin, answers)
+
+
+def _bench(job: OpJob) -> None:
+    """Stock and candidate interleaved; leaves `timing.json`."""
+    from harness.measure.bench import time_op
+
+    pack, _ = _opened(job)
+    found = time_op(
+        pack, job.op, job.implementation, job.cell, job.model, seed=job.seeds[0], blocks=job.blocks
+    )
+    (Path(job.folder) / TIMING).write_bytes(found.canonical())
+
+
+def _sanitize(job: OpJob) -> None:
+    from harness.measure.sanitized import call_once
+
+    pack, contract = _opened(job)
+    call_once(pack, contract, job.cell, job.model, job.implementation, job.seeds[0])
+
+
+def _sanitize_control(job: OpJob) -> None:
+    """The tool is named in front of the regime."""
+    from harness.measure.sanitized import plant
+
+    plant(job.regime.partition(":")[0])
 
 
 def _launch(job: LaunchJob) -> None:

@@ -9,7 +9,7 @@ more. Seeds come from the caller's, which a candidate cannot know while it is wr
 
 import hashlib
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -20,16 +20,27 @@ from harness.domain.errors import DeviceMissing
 from harness.domain.pack import OpContract, Pack
 from harness.domain.record import Record
 from harness.executors.sandbox import sandboxed
+from harness.measure.bench import OpTiming
 from harness.measure.described_run import DescribedJob, DescribedRun
 from harness.measure.outside import WorkerEnded, WorkerRun, agreement, run_windows
 from harness.measure.reference import WEIGHT_SEED
 from harness.measure.saved_outputs import compare_saved, outputs_digest
-from harness.stages.kernels.children import DESCRIBED, REASON, RUN, LaunchJob, OpJob, child_command
+from harness.stages.kernels.children import (
+    DESCRIBED,
+    REASON,
+    RUN,
+    TIMING,
+    LaunchJob,
+    OpJob,
+    child_command,
+    run_child,
+    write_job,
+)
 from harness.stages.kernels.judging import bound_share
 
-__all__ = ["Bounds", "TimedOp", "judge_described", "time_trusted"]
+__all__ = ["Bounds", "TimedOp", "judge_described", "time_in_sandbox", "time_trusted"]
 
-DESCRIBE_S, LAUNCH_S, REFERENCE_S = 300.0, 300.0, 600.0
+DESCRIBE_S, LAUNCH_S, REFERENCE_S, BENCH_S = 300.0, 300.0, 600.0, 900.0
 """Seconds that a child may take."""
 SETS = 3
 """Sets of inputs whose truth is known, of a described launch."""
@@ -85,10 +96,22 @@ def time_trusted(
     return _in_worker(base, contract, seed, bounds, folder, reason)
 
 
+def time_in_sandbox(job: OpJob, folder: Path) -> OpTiming:
+    """Stock and candidate interleaved in one sandboxed child: its own word, which `time_trusted` checks.
+
+    Raises `DeviceMissing` where it gives no answer.
+    """
+    box = sandboxed(child_command("bench", write_job(folder, "bench", job)), OMP_NUM_THREADS="1")
+    ended = run_child(box.argv, box.environment, folder / "bench.log", BENCH_S)
+    if not (folder / TIMING).is_file():
+        raise DeviceMissing(f"{job.op} was not timed ({ended}): {_last_line(folder / 'bench.log')}")
+    return OpTiming.from_json((folder / TIMING).read_bytes())
+
+
 def _describe(base: OpJob, folder: Path) -> str:
     """Why there is no launch record; empty where there is one, in `folder`."""
-    box = sandboxed(child_command("describe", _job_file(folder, "describe", base)))
-    ended = _run(box.argv, box.environment, folder / "describe.log", DESCRIBE_S)
+    box = sandboxed(child_command("describe", write_job(folder, "describe", base)))
+    ended = run_child(box.argv, box.environment, folder / "describe.log", DESCRIBE_S)
     if (folder / DESCRIBED).is_file():
         return ""
     if (folder / REASON).is_file():
@@ -113,8 +136,8 @@ def _described(
         activations=tuple(p.name for p in contract.parameters if p.role == "activation"),
     )  # fmt: skip
     launch = LaunchJob(package=package, job=job.canonical().decode(), folder=str(folder))
-    ended = _run(
-        child_command("launch", _job_file(folder, "launch", launch)), None, folder / "launch.log", LAUNCH_S
+    ended = run_child(
+        child_command("launch", write_job(folder, "launch", launch)), None, folder / "launch.log", LAUNCH_S
     )
     if not (folder / RUN).is_file():
         words = f"the described launch ended with {ended}: {_last_line(folder / 'launch.log')}"
@@ -152,7 +175,7 @@ def judge_described(run: DescribedRun, bounds: Bounds) -> tuple[Status, str, flo
 def _in_worker(
     base: OpJob, contract: OpContract, seed: int, bounds: Bounds, folder: Path, reason: str
 ) -> TimedOp:
-    box = sandboxed(child_command("worker", _job_file(folder, "worker", base)), OMP_NUM_THREADS="1")
+    box = sandboxed(child_command("worker", write_job(folder, "worker", base)), OMP_NUM_THREADS="1")
     outputs = folder / "outputs"
     with (folder / "worker.log").open("wb") as log:
         child = subprocess.Popen(
@@ -199,8 +222,8 @@ def _reference(job: OpJob, folder: Path) -> tuple[Path, ...]:
     """Inputs, stock's answers and the truth; raises `DeviceMissing` where they cannot be made."""
     folder.mkdir(parents=True, exist_ok=True)
     made = job.model_copy(update={"folder": str(folder)})
-    box = sandboxed(child_command("reference", _job_file(folder, "reference", made)))
-    ended = _run(box.argv, box.environment, folder / "reference.log", REFERENCE_S)
+    box = sandboxed(child_command("reference", write_job(folder, "reference", made)))
+    ended = run_child(box.argv, box.environment, folder / "reference.log", REFERENCE_S)
     places = tuple(folder / f"inputs{number}" for number in range(len(job.seeds)))
     if ended != "exit code 0":
         raise DeviceMissing(
@@ -228,26 +251,6 @@ def _derived(seed: int, base: OpJob, place: int) -> int:
     """A seed of the op's own in this cell."""
     text = f"{seed}:{base.op}:{base.cell.label()}:{base.model}:{place}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) >> 1
-
-
-def _job_file(folder: Path, name: str, job: Record) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.job.json"
-    path.write_bytes(job.canonical())
-    return path
-
-
-def _run(argv: Sequence[str], environment: Mapping[str, str] | None, log: Path, limit_s: float) -> str:
-    """Run to the end; gives how it ended, in words."""
-    with log.open("wb") as sink:
-        try:
-            done = subprocess.run(
-                argv, env=environment, stdout=sink, stderr=sink, timeout=limit_s, check=False,
-                start_new_session=True,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return f"no answer after {limit_s:.0f} s"
-    return f"exit code {done.returncode}"
 
 
 def _end(child: "subprocess.Popen[str]") -> None:

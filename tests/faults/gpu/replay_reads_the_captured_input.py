@@ -30,6 +30,6 @@ FAULT = Fault(
     report="vllm-project/vllm#52308",
     target="kernel",
     expected="kernels",
-    scene=PatchScene(plant, ("kernels/projection/k3/sm_90a.tp1.dcp1.b2.c1024.d0.",)),
+    scene=PatchScene(plant, ("kernels/projection/k3/sm_90a.tp16.dcp1.b2.c1024.d0.",)),
     tier=Tier.RANK,
 )
