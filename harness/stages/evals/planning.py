@@ -71,7 +71,7 @@ FEATURE_ITEMS = {
     "prefix_caching": 1, "batch_mates": 4,
 }  # fmt: skip
 FEATURE_TOKENS = {
-    "temperature_sampling": 20, "structured_output": 64, "stop_handling": 16, "full_context": 32,
+    "temperature_sampling": 14, "structured_output": 64, "stop_handling": 16, "full_context": 32,
     "prefix_caching": 8, "batch_mates": 8,
 }  # fmt: skip
 PROMISED = {

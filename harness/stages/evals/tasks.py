@@ -5,8 +5,11 @@ poisoned arm. Where lm-eval is installed it gives the prompts and its own scores
 asked directly.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple, TypeVar
 
 from harness.domain.check import Check, SampleTable
@@ -181,8 +184,8 @@ def _drive_embedded(
     documents = [{"prompt": encode_ids(i.prompt), "target": encode_ids(i.target)} for i in items]
     most = max(item.max_tokens for item in items)
     model = FasttrackLM(answer_all=answer)
-    folder = context.cache / "evals"
-    run_task(model, str(check.subject), documents, is_rolling=False, max_tokens=most, folder=folder)
+    with _documents_folder(context) as folder:
+        run_task(model, str(check.subject), documents, is_rolling=False, max_tokens=most, folder=folder)
     return "lm-eval"
 
 
@@ -206,9 +209,20 @@ def _drive_official(
     task = str(check.parameter("task"))
     file = task_file("aime/aime25") if task == "aime25" else data_folder("evals") / "mrcr" / f"{task}.yaml"
     documents = [dict(question.document) for question in questions]
-    folder = context.cache / "evals" / check.digest()[:16]
-    scorer.append(run_yaml_task(FasttrackLM(answer_all=answer), file, documents, folder))
+    with _documents_folder(context) as folder:
+        scorer.append(run_yaml_task(FasttrackLM(answer_all=answer), file, documents, folder))
     return "lm-eval"
+
+
+@contextmanager
+def _documents_folder(context: StageContext) -> Iterator[Path]:
+    """A folder for the copies that lm-eval makes of the documents, gone afterwards: long ones take
+    gigabytes.
+    """
+    parent = context.cache / "evals"
+    parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=parent, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def _require_prompts(given: Sequence[str], expected: Sequence[str]) -> None:

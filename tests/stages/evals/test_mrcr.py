@@ -232,3 +232,37 @@ def test_lm_eval_runs_a_task_over_rows_in_the_hubs_schema_and_scores_by_the_offi
     assert seen == [question.prompt]
     assert score(dict(question.document), "aYooNaïve") == pytest.approx(2 * 5 / (5 + 17))
     assert score(dict(question.document), "Naïve") == 0.0
+
+
+def test_the_hub_is_asked_for_the_pinned_files_at_the_pinned_revision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    datasets = pytest.importorskip("datasets", reason="the evals extra is not installed")
+    asked: list[Any] = []
+
+    def load_dataset(name: str, **how: Any) -> list[dict[str, str]]:
+        asked.append((name, how))
+        return [{"id": "0", "problem": "?", "answer": "7"}]
+
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    rows = load_rows("aime25", "official")
+    assert (rows.kind, rows.rows[0]["answer"]) == ("hub", "7")
+    how = {
+        "revision": "563bb8404243c5f09de6ec262f2db674fe5bce9b", "data_files": ["test.jsonl"], "split": "train",
+    }  # fmt: skip
+    assert asked == [("math-ai/aime25", how)]
+
+
+def test_a_hub_that_cannot_be_reached_is_an_error_that_says_what_to_bring(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    datasets = pytest.importorskip("datasets", reason="the evals extra is not installed")
+
+    def load_dataset(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(InputError, match=f"ConnectionError.*set {FOLDER_VARIABLE}"):
+        load_rows("mrcr_2needle", "official")
