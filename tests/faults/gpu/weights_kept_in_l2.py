@@ -15,7 +15,7 @@ SET: list[int] = []
 
 def limit(size: int) -> None:
     """Once, as the driver lets nobody do it while a graph is captured."""
-    if SET != [size]:
+    if [size] != SET:
         SET[:] = [size]
         ctypes.CDLL("libcuda.so.1").cuCtxSetLimit(PERSISTING_L2, ctypes.c_size_t(size))
 
