@@ -249,7 +249,8 @@ def test_the_hub_is_asked_for_the_pinned_files_at_the_pinned_revision(
     rows = load_rows("aime25", "official")
     assert (rows.kind, rows.rows[0]["answer"]) == ("hub", "7")
     how = {
-        "revision": "563bb8404243c5f09de6ec262f2db674fe5bce9b", "data_files": ["test.jsonl"], "split": "train",
+        "revision": "563bb8404243c5f09de6ec262f2db674fe5bce9b", "data_files": ["test.jsonl"],
+        "split": "train",
     }  # fmt: skip
     assert asked == [("math-ai/aime25", how)]
 
