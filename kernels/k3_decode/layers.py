@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from k3_decode.bound_layers import BoundLayer, ChainOptions, bind_layer, share_of
+from k3_decode.bound_layers import BoundLayer, ChainOptions, bind_layer, narrow_first, share_of
 from k3_decode.collectives import Exchange, gather, reduce
 from k3_decode.model import SOFTMAX_SCALE
 from k3_decode.op_table import Bound, OpTable
@@ -199,34 +199,34 @@ class LayerChain:
         assert layer.shared_down is not None
         assert layer.tail is not None
         logits, latent = use["logits"][slot, 0], use["latent"][slot, 0]
-        rows, options = len(use["x"]), self._options
-        is_narrow = layer.narrow is not None and rows in options.narrow
-        is_down_aside = layer.narrow is not None and not is_narrow and rows in options.narrow_down
-        is_aside = is_narrow or (self._has_streams and rows in options.aside and not is_down_aside)
-        if is_narrow:
-            self._run_aside("narrow_mlp", x=use["x"], out=use["shared"], **(layer.narrow or {}))
+        rows = len(use["x"])
+        first = None if layer.narrow is None else narrow_first(self._shapes.shared_inter, rows)
+        is_aside = first is None and self._has_streams and rows in self._options.aside
+        if first == 0:
+            self._run_narrow(use, layer, first)
         elif is_aside:
             assert layer.mlp is not None
             self._run_aside("situ_mlp", x=use["x"], out=use["shared"], **layer.mlp)
+        front = dict(layer.front)
+        if first:
+            front["gate_up_weight"] = front["gate_up_weight"][: 2 * first]
         self.run(
             "moe_front",
             x=use["x"],
             logits=self._published(use["logits"][slot]),
             latent=self._published(use["latent"][slot]),
-            hidden=None if is_aside else use["hidden"],
-            **layer.front,
+            hidden=None if is_aside or first == 0 else use["hidden"][:, :first],
+            **front,
         )
-        if is_down_aside:
-            self._run_aside(
-                "narrow_mlp", x=use["hidden"], out=use["shared"], has_up=False, **(layer.narrow or {})
-            )
+        if first:
+            self._run_narrow(use, layer, first)
         logits = yield from self._exchanged(logits)
         latent = yield from self._exchanged(latent)
         selection = {"logits": logits, "bias": layer.bias, "scale": self._shapes.model.routed_scale}
         if len(logits) >= self._table["router"].from_rows:
             self.run("router", ids=use["ids"], weights=use["shares"], **selection)
             selection = {}
-        if not is_aside and not is_down_aside:
+        if not is_aside and first is None:
             self.run("projection", x=use["hidden"], out=use["shared"], **layer.shared_down)
         self.run(
             "experts",
@@ -234,12 +234,12 @@ class LayerChain:
             ids=use["ids"],
             weights=use["shares"],
             out=use["routed"],
-            **({"is_beside": True} if is_narrow or is_down_aside else {}),
+            **({} if first is None else {"is_beside": True}),
             **selection,
             **layer.experts,
         )
         routed = yield from reduce(use["routed"], tp)
-        if (is_aside or is_down_aside) and self._side is not None:
+        if (is_aside or first is not None) and self._side is not None:
             torch.cuda.current_stream().wait_stream(self._side)
         shared = yield from reduce(use["shared"], tp)
         self.run(
@@ -251,6 +251,13 @@ class LayerChain:
             **layer.tail,
         )
         return (yield from self._exchanged(out))
+
+    def _run_narrow(self, use: Buffers, layer: BoundLayer, first: int) -> None:
+        """The shared expert from hidden value `first` on, on the multiprocessors left by the routed ones."""
+        assert layer.narrow is not None
+        self._run_aside(
+            "narrow_mlp", x=use["x"], hidden=use["hidden"], out=use["shared"], first=first, **layer.narrow
+        )
 
     def _run_aside(self, op: str, **arguments: Any) -> None:
         """One op on the side stream; tensors without values have none, and run it here."""

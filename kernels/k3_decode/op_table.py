@@ -21,8 +21,8 @@ __all__ = ["IMPLEMENTATIONS", "Bound", "FusedOp", "OpTable", "load_ops", "poison
 IMPLEMENTATIONS = ("stock", "cpu", "cute")
 Bound = dict[str, Any]
 """Keyword arguments that stay the same from step to step: weights and workspaces."""
-NARROW_INTER = 384
-"""Widest shared expert whose weights (16 MB) a few multiprocessors stream while the experts wait."""
+NARROW_INTER = 768
+"""Widest shared expert of which a few multiprocessors take a part (`bound_layers.narrow_first`)."""
 MLP_LAUNCHES = 2
 """Of `cute/situ_mlp.py`: gate and up, then down."""
 

@@ -8,8 +8,9 @@ Scope: sm_90a (run), sm_100a and sm_103a (compiled); 1 to 8 rows of x; `hidden` 
 `blocks` must be able to run at a time; each takes a multiprocessor of its own.
 
 Layout: as `situ_mlp`: `x` and `out` [B,D] bf16, row strides free, every element of `out` written;
-`gate_up` [2S,D] holds gate and up rows by turns, `down` [D,S]. `workspace`: counters that are zero between
-launches (zero it once), then the hidden rows (bf16 [B,S]). 16-byte aligned bases. No null slots.
+`gate_up` [2S,D] holds gate and up rows by turns, `down` [D,S]. `hidden` [B,S] bf16: the hidden rows, read and
+written; a kernel before may have written its first columns. `workspace`: counters that are zero between
+launches (zero it once). 16-byte aligned bases. No null slots.
 
 Schedule: a warp owns a sixteenth of K and keeps one tile's weights (8 rows) ahead of its products; tiles of
 gate and up rows go round over the blocks, a block adds its warps' slices behind one barrier a tile. The
@@ -65,8 +66,12 @@ class Form:
     hidden: int
     inter: int
     blocks: int
-    has_up: bool = True
-    """Whether gate and up are multiplied here; else x holds the hidden rows [B,S], and `gate_up` nothing."""
+    first: int = 0
+    """Hidden values below this one are another kernel's; all of them where only `down` is multiplied here."""
+
+    @property
+    def has_up(self) -> bool:
+        return self.first < self.inter
 
     @property
     def steps_up(self) -> int:
@@ -86,7 +91,7 @@ class Form:
     @property
     def tiles_up(self) -> int:
         """Tiles of 4 gate and 4 up rows."""
-        return 2 * self.inter // TILE
+        return 2 * (self.inter - self.first) // TILE
 
     @property
     def tiles_down(self) -> int:
@@ -118,6 +123,7 @@ def _mlp(
     x: cute.Tensor,
     gate_up: cute.Tensor,
     down: cute.Tensor,
+    hidden: cute.Tensor,
     workspace: cute.Tensor,
     out: cute.Tensor,
     launches: cute.Tensor,
@@ -132,10 +138,10 @@ def _mlp(
     token = cutlass.min(group, tokens - 1)
     base = cute.arch.get_dyn_smem(Uint8, alignment=128).toint()
     counter_at = ins.byte_address(workspace)
-    hidden_at = counter_at + ring.COUNTER_BYTES
+    hidden_at = ins.byte_address(hidden)
 
     column = Int64(warp * (form.steps_up * LINE) + quad * 16)
-    up_at = ins.byte_address(gate_up) + Int64(group * (form.hidden * 2)) + column
+    up_at = ins.byte_address(gate_up) + Int64((2 * form.first + group) * (form.hidden * 2)) + column
     down_at = ins.byte_address(down) + Int64(group * (form.inter * 2) + quad * 16)
     weights = cute.make_rmem_tensor((4 * form.steps_up,), Int32)
     unit = bid * WARPS + warp
@@ -146,8 +152,8 @@ def _mlp(
         _keep(weights, step, ins.load_weight(first_at + step * LINE))
     cute.arch.griddepcontrol_wait()
 
-    x_at = ins.byte_address(x) + Int64(token) * x.stride[0] * 2
     if cutlass.const_expr(form.has_up):
+        x_at = ins.byte_address(x) + Int64(token) * x.stride[0] * 2
         # Each lane copies the pieces that it multiplies itself.
         mine_at = base + warp * (form.steps_up * 512) + lane * 16
         for step in cutlass.range_constexpr(form.steps_up):
@@ -161,10 +167,10 @@ def _mlp(
             sums = multiply_tile(
                 weights, mine_at, form.steps_up, form.steps_up, None, following, form.steps_up
             )
-            _finish_hidden(sums, turn, sums_at, hidden_at, bid, warp, lane, tokens, form)
+            _finish_hidden(sums, turn, sums_at, hidden, bid, warp, lane, tokens, form)
         following = _tile_address(down_at, unit, form.tiles_down, form.inter)
         sums = multiply_tile(weights, mine_at, form.steps_up, form.steps_up, None, following, form.depth_down)
-        _finish_hidden(sums, Int32(form.turns_up - 1), sums_at, hidden_at, bid, warp, lane, tokens, form)
+        _finish_hidden(sums, Int32(form.turns_up - 1), sums_at, hidden, bid, warp, lane, tokens, form)
 
         cute.arch.sync_threads()
         if tid == 0:
@@ -172,8 +178,8 @@ def _mlp(
             ring.wait_for(counter_at, Int32(form.blocks))
             ring.leave(counter_at, Int32(form.blocks))
         cute.arch.sync_threads()
-        x_at = hidden_at + Int64(token * (form.inter * 2))
-    _copy_hidden(x_at + Int64(quad * 16), base, warp, lane, form)
+    row_at = hidden_at + Int64(token) * hidden.stride[0] * 2
+    _copy_hidden(row_at + Int64(quad * 16), base, warp, lane, form)
     cute.arch.sync_threads()
     lane_at = base + lane * 16
     for _ in cutlass.range(form.turns_down - 1, unroll=1):
@@ -232,7 +238,7 @@ def _finish_hidden(
     sums: Any,
     turn: Int32,
     sums_at: Int32,
-    hidden_at: Int64,
+    hidden: cute.Tensor,
     bid: Int32,
     warp: Int32,
     lane: Int32,
@@ -249,7 +255,8 @@ def _finish_hidden(
             more_gate, more_up = ins.shared_load_pair(place + source * 256)
             gate, up = gate + more_gate, up + more_up
         tile = turn * form.blocks + bid
-        at = hidden_at + Int64(lane // 4 * form.inter + tile * 4 + lane % 4) * 2
+        at = ins.byte_address(hidden) + Int64(lane // 4) * hidden.stride[0] * 2
+        at = at + Int64(form.first + tile * 4 + lane % 4) * 2
         is_wanted = Int32(lane // 4 < tokens) & Int32(tile < form.tiles_up)
         ins.store_half_if(at, ring.situ(gate, up), is_wanted)
 
@@ -278,13 +285,14 @@ def _launch(
     x: cute.Tensor,
     gate_up: cute.Tensor,
     down: cute.Tensor,
+    hidden: cute.Tensor,
     workspace: cute.Tensor,
     out: cute.Tensor,
     launches: cute.Tensor,
     stream: Any,
     form: cutlass.Constexpr,
 ):
-    _mlp(x, gate_up, down, workspace, out, launches, form).launch(
+    _mlp(x, gate_up, down, hidden, workspace, out, launches, form).launch(
         grid=(form.blocks, 1, 1),
         block=(THREADS, 1, 1),
         smem=form.shared_bytes,
@@ -300,9 +308,10 @@ def _compile(form: Form) -> Callable[..., None]:
     tokens = cute.sym_int32()
     compiled: Callable[..., None] = cute.compile(
         _launch,
-        row_product.rows_of(tokens, form.hidden if form.has_up else form.inter),
-        row_product.matrix_of(2 * form.inter, form.hidden) if form.has_up else row_product.vector_of(8),
+        row_product.rows_of(tokens, form.hidden),
+        row_product.matrix_of(2 * form.inter, form.hidden),
         row_product.matrix_of(form.hidden, form.inter),
+        row_product.rows_of(tokens, form.inter),
         cute.runtime.make_fake_tensor(Uint8, (cute.sym_int64(),), (1,), assumed_align=128),
         row_product.rows_of(tokens, form.hidden, stride_of=2),
         row_product.vector_of(cute.sym_int32(), Int32),
@@ -318,47 +327,50 @@ def serves(hidden: int, inter: int) -> bool:
     return hidden % (row_plan.STEP * WARPS) == 0 and hidden <= 8192 and inter % row_plan.STEP == 0
 
 
-def workspace_bytes(*, inter: int) -> int:
+def workspace_bytes() -> int:
     """Size of the uint8 `workspace`; zero it once, then layers may share it."""
-    return ring.COUNTER_BYTES + MAX_ROWS * inter * 2
+    return ring.COUNTER_BYTES
 
 
 def narrow_mlp(
     *,
     x: "torch.Tensor",
     prepared: "PreparedMlp",
+    hidden: "torch.Tensor",
     workspace: "torch.Tensor",
     out: "torch.Tensor",
     blocks: int,
     launches: "torch.Tensor",
-    has_up: bool = True,
+    first: int = 0,
 ) -> None:
     """Write `down(SiTU(gate(x), up(x)))` to `out` by `blocks` blocks in one launch.
 
-    `prepared` is `situ_mlp`'s. Without `has_up`, x [B,S] holds the hidden rows already. Raises `ValueError`
-    outside the scope.
+    `prepared` is `situ_mlp`'s. `hidden` [B,S] is room for the hidden rows, whose columns below `first` an
+    earlier kernel wrote. Raises `ValueError` outside the scope.
     """
-    hidden, inter = prepared.down.shape
-    if not 1 <= x.shape[0] <= MAX_ROWS or not serves(hidden, inter) or inter > hidden:
+    width, inter = prepared.down.shape
+    if not 1 <= x.shape[0] <= MAX_ROWS or not serves(width, inter) or inter > width or first % 4:
         raise ValueError(
-            f"narrow_mlp: {x.shape[0]} rows, widths {hidden} and {inter}; it takes 1 to {MAX_ROWS} rows, a "
+            f"narrow_mlp: {x.shape[0]} rows, widths {width} and {inter}; it takes 1 to {MAX_ROWS} rows, a "
             f"hidden of {row_plan.STEP * WARPS} n and an inter of {row_plan.STEP} n; use situ_mlp"
         )
-    gate_up = prepared.gate_up if has_up else prepared.down[0, :8]
-    _compile(Form(hidden, inter, blocks, has_up))(x, gate_up, prepared.down, workspace, out, launches)
+    launch = _compile(Form(width, inter, blocks, first))
+    launch(x, prepared.gate_up, prepared.down, hidden, workspace, out, launches)
 
 
 def variants() -> tuple[Variant, ...]:
-    """K3's shared expert at TP 8 and 16."""
+    """K3's shared expert at TP16, and its down-projection at TP8."""
     roles = (
-        ("x", "activation"), ("gate_up", "weight"), ("down", "weight"), ("workspace", "workspace"),
+        ("x", "activation"), ("gate_up", "weight"), ("down", "weight"), ("hidden", "workspace"),
+        ("workspace", "workspace"),
         ("out", "output"), ("launches", "workspace"),
     )  # fmt: skip
-    forms = [Form(K3.hidden, K3.rank(tp).shared_inter, H200_BLOCKS) for tp in (8, 16)]
+    wide, half = K3.rank(8).shared_inter, K3.rank(16).shared_inter
+    forms = [Form(K3.hidden, half, H200_BLOCKS), Form(K3.hidden, wide, H200_BLOCKS, wide)]
     return tuple(
         Variant(
             op="situ_mlp",
-            name=f"narrow_mlp_d{form.hidden}_i{form.inter}_b{form.blocks}",
+            name=f"narrow_mlp_d{form.hidden}_i{form.inter}_f{form.first}_b{form.blocks}",
             architectures=DISPATCHED + COMPILED,
             compile=lambda form=form: _compile(form),  # type: ignore[misc]
             parameters=roles,

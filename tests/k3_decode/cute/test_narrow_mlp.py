@@ -15,7 +15,7 @@ from k3_decode.cute import narrow_mlp as op
 from k3_decode.cute import situ_mlp
 from k3_decode.cute.variant import COMPILED, DISPATCHED
 from k3_decode.ops.contract import LAUNCH_SLOTS, Cell
-from k3_decode.ops.situ_mlp import SPEC, oracle
+from k3_decode.ops.situ_mlp import SPEC, oracle, situ
 from k3_decode.shapes import K3
 
 from tests.k3_decode.cute.lockstep import run_kernel
@@ -35,15 +35,23 @@ def operands(tokens: int, hidden: int, inter: int) -> dict[str, torch.Tensor]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("tokens", "inter", "blocks"), [(1, 64, 2), (3, 96, 3), (8, 32, 1)])
-def test_the_source_in_lockstep_agrees_with_the_oracle(tokens: int, inter: int, blocks: int) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "inter", "blocks", "first"),
+    [(1, 64, 2, 0), (3, 96, 3, 0), (8, 32, 1, 0), (2, 96, 2, 64), (3, 64, 2, 64)],
+)
+def test_the_source_in_lockstep_agrees_with_the_oracle(
+    tokens: int, inter: int, blocks: int, first: int
+) -> None:
     given = operands(tokens, 512, inter)
     prepared = situ_mlp.prepare(gate_up_weight=given["gate_up_weight"], down_weight=given["down_weight"])
-    form = op.Form(512, inter, blocks)
-    workspace = torch.zeros(op.workspace_bytes(inter=inter), dtype=torch.uint8)
+    form = op.Form(512, inter, blocks, first)
+    workspace = torch.zeros(op.workspace_bytes(), dtype=torch.uint8)
+    hidden = torch.full((tokens, inter + 8), float("nan"), dtype=torch.bfloat16)[:, :inter]
+    gate, up = (given["x"].float() @ given["gate_up_weight"].float().T).chunk(2, dim=1)
+    hidden[:, :first] = situ(gate, up)[:, :first].to(torch.bfloat16)
     out = torch.full((tokens, 512), float("nan"), dtype=torch.bfloat16)
     launches = torch.zeros(LAUNCH_SLOTS, dtype=torch.int32)
-    arguments = [given["x"], prepared.gate_up, prepared.down, workspace, out, launches, form]
+    arguments = [given["x"], prepared.gate_up, prepared.down, hidden, workspace, out, launches, form]
     run_kernel(
         op, "_mlp", arguments, grid=(blocks, 1, 1), cluster=blocks, threads=op.THREADS,
         dynamic_bytes=form.shared_bytes,
@@ -64,14 +72,14 @@ def test_nine_rows_are_refused_and_the_sibling_named() -> None:
     prepared = situ_mlp.PreparedMlp(torch.empty(128, 512), torch.empty(512, 64))
     with pytest.raises(ValueError, match=r"9 rows, widths 512 and 64.*use situ_mlp"):
         op.narrow_mlp(
-            x=torch.empty(9, 512), prepared=prepared, workspace=torch.empty(0), out=torch.empty(9, 512),
-            blocks=2, launches=torch.empty(0),
+            x=torch.empty(9, 512), prepared=prepared, hidden=torch.empty(9, 64), workspace=torch.empty(0),
+            out=torch.empty(9, 512), blocks=2, launches=torch.empty(0),
         )  # fmt: skip
 
 
 @pytest.mark.parametrize("architecture", DISPATCHED + COMPILED)
 def test_compiles_and_reads_activations_only_after_the_wait(architecture: str, tmp_path: Path) -> None:
-    name = "narrow_mlp_d7168_i384_b20"
+    name = "narrow_mlp_d7168_i384_f0_b20"
     command = [
         sys.executable,
         "-m",
@@ -104,11 +112,14 @@ def test_matches_the_oracle_within_stocks_error_on_the_gpu(
     truth = SPEC.oracle(args)
     x, out = tensor(args["x"]), tensor(args["out"])
     gate_up, down = tensor(args["gate_up_weight"]), tensor(args["down_weight"])
-    space = torch.zeros(op.workspace_bytes(inter=down.shape[1]), dtype=torch.uint8, device=gpu)
+    space = torch.zeros(op.workspace_bytes(), dtype=torch.uint8, device=gpu)
+    hidden = torch.full((tokens, down.shape[1]), float("nan"), dtype=torch.bfloat16, device=gpu)
     launches = torch.zeros(16, dtype=torch.int32, device=gpu)
     prepared = situ_mlp.prepare(gate_up_weight=gate_up, down_weight=down)
     for _ in range(3):
-        op.narrow_mlp(x=x, prepared=prepared, workspace=space, out=out, blocks=20, launches=launches)
+        op.narrow_mlp(
+            x=x, prepared=prepared, hidden=hidden, workspace=space, out=out, blocks=20, launches=launches
+        )
     mine = outputs(SPEC, args, truth)["out"]
     SPEC.stock(**args)
     assert mine <= 2 * outputs(SPEC, args, truth)["out"] + 2 * 2.0**-8
