@@ -108,6 +108,8 @@ def read_table(path: Path, name: str) -> SampleTable:
             _require_bounded(file.metadata)
             content = file.read(use_threads=False)  # small tables: threads cost more than they give
         columns = tuple(content.schema.names)
+        if len(set(columns)) != len(columns):
+            raise EvidenceError("names a column twice")
         mixed = _mixed_columns(file.metadata.metadata or {})
         values = [_decode(f, content.column(i), f.name in mixed) for i, f in enumerate(content.schema)]
         return SampleTable(name=name, columns=columns, rows=tuple(zip(*values, strict=True)))
