@@ -8,7 +8,7 @@ the gather of the embedding's rows. In one process ranks meet in `collectives.py
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from k3_decode.bound_layers import ASIDE_ROWS
+from k3_decode.bound_layers import ASIDE_ROWS, narrow_first
 from k3_decode.op_table import OpTable
 from k3_decode.shapes import K3Shapes
 
@@ -39,6 +39,8 @@ CUTE_FUNCTIONS: Mapping[str, str] = {
 """Kernel function of each op's module under `cute/`."""
 SELECTING_EXPERTS = "_select_and_chain"
 """Of `cute/experts.py`, where it does the router's work too."""
+NARROW_MLP = "_mlp"
+"""Of `cute/narrow_mlp.py`: one launch in place of `situ_mlp`'s two, under that op's counter."""
 EMBEDDING = {
     False: ("aten::index_select",),
     True: ("*index_select*", "*indexSelect*", "*gather_kernel*", "*index_elementwise_kernel*"),
@@ -78,12 +80,11 @@ def kinds_of_layers(model: K3Shapes) -> dict[str, int]:
 
 def uses_of(model: K3Shapes, table: OpTable, implementation: str, rows: int, tp: int) -> tuple[Use, ...]:
     """Every kernel of a whole step of `rows` rows on `tp` ranks of one process."""
-    is_cute = implementation == "cute"
-    is_aside = is_cute and rows in ASIDE_ROWS
+    is_cute, inter = implementation == "cute", model.shared_inter // tp
     found = [
         use
         for kind in kinds_of_layers(model)
-        for use in pass_manifest(table, implementation, rows, kind, is_aside=is_aside)
+        for use in pass_manifest(table, implementation, rows, kind, inter)
     ]
     once = {"attn_res": 1, "projection": 1}
     found += _uses(table, implementation, rows, "step", once)
@@ -95,11 +96,16 @@ def uses_of(model: K3Shapes, table: OpTable, implementation: str, rows: int, tp:
     return tuple(found)
 
 
-def pass_manifest(
-    table: OpTable, implementation: str, rows: int, kind: str, *, is_aside: bool
-) -> tuple[Use, ...]:
-    """Kernels of one layer of a kind; `is_aside`: its shared expert has a stream of its own."""
+def pass_manifest(table: OpTable, implementation: str, rows: int, kind: str, inter: int) -> tuple[Use, ...]:
+    """Kernels of one layer of a kind whose shared expert's shard is `inter` wide.
+
+    On a GPU the shared expert runs on multiprocessors of its own, on a stream of its own, or along with the
+    MoE front and a projection.
+    """
     attention, _, ffn = kind.partition("_")
+    is_cute = implementation == "cute"
+    is_narrow = is_cute and "narrow_mlp" in table and narrow_first(inter, rows) is not None
+    more: list[Use] = []
     calls = {"attn_res": MARKS_PER_LAYER, "projection": 2}
     if attention == "kda":
         calls["kda_step"] = 1
@@ -109,11 +115,13 @@ def pass_manifest(
         calls["situ_mlp"] = 1
     else:
         calls |= {"moe_front": 1, "router": 1, "experts": 1, "latent_tail": 1}
-        if is_aside:
+        if is_narrow:
+            more.append(Use("situ_mlp", (_named(NARROW_MLP),), kind, 1))
+        elif is_cute and rows in ASIDE_ROWS:
             calls["situ_mlp"] = 1
         else:
             calls["projection"] += 1
-    return tuple(_uses(table, implementation, rows, kind, calls))
+    return (*_uses(table, implementation, rows, kind, calls), *more)
 
 
 def meetings_of_a_step(model: K3Shapes) -> int:
@@ -134,4 +142,9 @@ def _patterns(op: str, implementation: str, *, is_selecting: bool) -> tuple[str,
     if implementation != "cute":
         return (f"{implementation}/{op}.py:{op}",)
     function = SELECTING_EXPERTS if op == "experts" and is_selecting else CUTE_FUNCTIONS[op]
-    return (f"kernel_cutlass_{function}_tensorptr*",)
+    return (_named(function),)
+
+
+def _named(function: str) -> str:
+    """How a trace names a CuTe DSL kernel."""
+    return f"kernel_cutlass_{function}_tensorptr*"

@@ -187,14 +187,13 @@ class K3DecodePack:
         """Kernels of one pass over the layers of a benchmark."""
         import torch
 
-        from k3_decode.bound_layers import ASIDE_ROWS
         from k3_decode.manifest import pass_manifest
         from k3_decode.op_table import load_ops
         from k3_decode.shapes import PRESETS
 
-        table = load_ops("cute", PRESETS[self.claimed_model].rank(request.tp), torch.device("meta"))
-        is_aside = request.batch in ASIDE_ROWS
-        uses = pass_manifest(table, "cute", request.batch, request.kind, is_aside=is_aside)
+        shapes = PRESETS[self.claimed_model].rank(request.tp)
+        table = load_ops("cute", shapes, torch.device("meta"))
+        uses = pass_manifest(table, "cute", request.batch, request.kind, shapes.shared_inter)
         return _manifest(uses, {request.kind: request.layers})
 
     def rank_sums(self, parts: Sequence[Any]) -> Sequence[Any]:

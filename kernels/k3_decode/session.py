@@ -18,7 +18,7 @@ from k3_decode.dispatch import Decision, load_guard
 from k3_decode.engine import Engine, EngineOptions
 from k3_decode.kernel_objects import use_objects
 from k3_decode.manifest import Use, kinds_of_layers, meetings_of_a_step, uses_of
-from k3_decode.op_table import OpTable, load_ops, poisoned
+from k3_decode.op_table import OpTable, load_ops
 from k3_decode.oracle import Memory, Oracle
 from k3_decode.random_weights import random_checkpoint
 from k3_decode.rank_weights import ModelWeights, TensorSource, shard
@@ -80,7 +80,7 @@ def open_model(spec: SessionSpec) -> tuple[K3Shapes, TensorSource]:
 def launches_of_a_step(spec: SessionSpec, rows: int) -> dict[str, int]:
     """Kernel launches by op that one optimised step of `rows` rows makes, over all ranks."""
     shapes = PRESETS[spec.model]
-    table = _ops(spec, shapes)
+    table = _counted_ops(spec.implementation, spec.model, spec.tp)
     calls_of = calls_of_a_step(shapes, is_aside=spec.implementation == "cute" and rows in ASIDE_ROWS)
     return {op: calls * table[op].launches_of(rows) * spec.tp for op, calls in calls_of.items()}
 
@@ -88,7 +88,8 @@ def launches_of_a_step(spec: SessionSpec, rows: int) -> dict[str, int]:
 def kernels_of_a_step(spec: SessionSpec, rows: int) -> tuple[tuple[Use, ...], dict[str, int]]:
     """Kernels of one optimised step of `rows` rows, and how many layers of each kind all ranks run."""
     shapes = PRESETS[spec.model]
-    uses = uses_of(shapes, _ops(spec, shapes), spec.implementation, rows, spec.tp)
+    table = _counted_ops(spec.implementation, spec.model, spec.tp)
+    uses = uses_of(shapes, table, spec.implementation, rows, spec.tp)
     layers = {kind: count * spec.tp for kind, count in kinds_of_layers(shapes).items()}
     meetings = meetings_of_a_step(shapes) if spec.tp > 1 else 0
     return uses, {**layers, "step": spec.tp, "meeting": meetings}
@@ -261,10 +262,11 @@ def _rank_weights(model: str, tp: int, seed: int, device: torch.device) -> tuple
     return tuple(shard(source, rank_shapes, rank, device) for rank in range(tp))
 
 
-def _ops(spec: SessionSpec, shapes: K3Shapes) -> OpTable:
-    device = torch.device("cuda" if spec.implementation == "cute" else "cpu")
-    table = load_ops(spec.implementation, shapes.rank(spec.tp), device)
-    return table if spec.poisoned_op is None else poisoned(table, spec.poisoned_op, spec.poison_scale)
+@lru_cache(maxsize=8)
+def _counted_ops(implementation: str, model: str, tp: int) -> OpTable:
+    """The table whose launches are counted: asked once a step, so it is kept, and holds no memory."""
+    device = torch.device("meta" if implementation == "cute" else "cpu")
+    return load_ops(implementation, PRESETS[model].rank(tp), device)
 
 
 def _architecture(device: torch.device) -> str:
