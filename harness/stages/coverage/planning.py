@@ -24,6 +24,8 @@ LONG_RUN_STEPS = 112
 """A dispatcher that gives up after the first hundred steps must be seen doing so."""
 COST_PER_ROW_S = 0.02
 """Measured on 2 cores with the nano model: one row of one step, all arms of a check."""
+COST_PER_LAYER_S = 20.0
+"""On an H200: weights in every layout, capture and traces of both arms; the first of a kind compiles."""
 DEFAULTS: dict[str, Setting] = {
     "clean_kl_margin": 4.0,
     "verify_kl_margin": 2.0,
@@ -227,7 +229,9 @@ def _check(request: PlanRequest, wanted: _Wanted) -> Check:
         parameters=parameters,
         tier=Tier.SMOKE if cell.arch == "cpu" else Tier.RANK,
         is_required=not subjects or kind in subjects,
-        cost_s=0.3 + COST_PER_ROW_S * cell.rows * steps / 3 + cell.context * 0.001,
+        cost_s=COST_PER_LAYER_S
+        if kind == "layer"
+        else 0.3 + COST_PER_ROW_S * cell.rows * steps / 3 + cell.context * 0.001,
         unavailable=missing,
     )
 
@@ -236,6 +240,6 @@ def _steps_of(wanted: _Wanted) -> int:
     """Few where only the decision counts, or where a batch is large."""
     if wanted.kind == "decline":
         return 2
-    if wanted.kind in ("poison", "state"):
+    if wanted.kind in ("poison", "state") or (wanted.kind == "path" and wanted.cell.batch <= 16):
         return 4
     return 6 if wanted.cell.batch <= 16 else 3
