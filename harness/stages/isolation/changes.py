@@ -123,6 +123,11 @@ def _targets(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def _calls(flow: Flow | None) -> Iterator[Called]:
+    for node, scope in flow.statements if flow is not None else ():
+        if flow is not None and isinstance(node, ast.ClassDef):  # a base class is as good as a call of it
+            names = frozenset(name for base in node.bases for name in flow.names(base, scope))
+            if names:
+                yield Called(node.lineno, node.lineno, names, node.name, False, _function_around(scope))
     for node, scope in flow.calls if flow is not None else ():
         assert flow is not None
         names = flow.names(node.func, scope)

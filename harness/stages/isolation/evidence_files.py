@@ -5,8 +5,12 @@ under limits and every digest of it compared, and a tensor file must hold the by
 and no others.
 """
 
+import io
 import json
+import re
 import tempfile
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Final
 
@@ -14,11 +18,17 @@ from harness.domain.errors import EvidenceError
 from harness.evidence.pack import unpack_bundle
 from harness.evidence.verify import verify
 
-__all__ = ["why_no_evidence"]
+__all__ = ["is_plain_data", "why_no_evidence"]
 
 MAX_UNPACKED_BYTES: Final = 512 * 2**20
 MAX_HEADER: Final = 4 * 2**20
 HEADER_BYTES: Final = 8
+MAX_ARRAY_HEADER: Final = 4096
+ARRAY: Final = re.compile(
+    rb"\x93NUMPY[\x01-\x03]\x00.{2,4}?\{'descr': '[<>|=][biufcV?][0-9]{1,2}', 'fortran_order': (True|False), "
+    rb"'shape': \([0-9, ]*\), \}", re.DOTALL,
+)  # fmt: skip
+"""The header that numpy writes for an array of numbers; one of objects, which are pickled, says `O`."""
 
 
 def why_no_evidence(path: str, content: bytes | None) -> str | None:
@@ -29,7 +39,14 @@ def why_no_evidence(path: str, content: bytes | None) -> str | None:
         return _bundle_problem(content)
     if path.endswith(".safetensors"):
         return _tensor_problem(content)
-    return "it is neither a packed bundle nor a file of tensors"
+    if path.endswith(".npz"):
+        return _arrays_problem(content)
+    return "it is neither a packed bundle nor a file of tensors or arrays"
+
+
+def is_plain_data(path: str, content: bytes | None) -> bool:
+    """Whether a file holds tensors or arrays of numbers and nothing else."""
+    return path.endswith((".safetensors", ".npz")) and why_no_evidence(path, content) is None
 
 
 def _bundle_problem(content: bytes) -> str | None:
@@ -44,6 +61,24 @@ def _bundle_problem(content: bytes) -> str | None:
     if wrong:
         return f"as a bundle it does not verify ({'; '.join(wrong)[:300]})"
     return None if result.bundle_digest is not None else "the run in it has not finished"
+
+
+def _arrays_problem(content: bytes) -> str | None:
+    """Every entry a plain array of numbers: no pickled objects, no other files, nothing too large."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            entries = archive.infolist()
+            if not entries or sum(entry.file_size for entry in entries) > MAX_UNPACKED_BYTES:
+                return "it holds nothing, or unpacks to too much"
+            for entry in entries:
+                with archive.open(entry) as file:
+                    head = file.read(MAX_ARRAY_HEADER)
+                found = ARRAY.match(head) if entry.filename.endswith(".npy") else None
+                if found is None:
+                    return f"its entry {entry.filename[:80]!r} is no array of numbers"
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, zlib.error) as error:
+        return f"it is no archive of arrays ({str(error)[:100]})"
+    return None
 
 
 def _tensor_problem(content: bytes) -> str | None:

@@ -25,7 +25,7 @@ MAX_TRIES: Final = 3
 """Times that an expression in a loop of names is followed before what was found is taken."""
 HANDS_ON: Final = frozenset(
     ("vars", "type", "super", "next", "iter", "list", "tuple", "set", "dict", "sorted", "reversed", "zip",
-     "enumerate", "cast", "typing.cast", "filter", "map", "max", "min", "weakref.ref", "weakref.proxy",
+     "enumerate", "filter", "map", "max", "min", "weakref.ref", "weakref.proxy",
      "inspect.unwrap", "functools.partial", "partial", "functools.reduce", "reduce", "frozenset")
 )  # fmt: skip
 """Calls that give what they are given, or a part of it."""
@@ -80,8 +80,8 @@ class Binding:
     scope: Scope | None
     origins: Origins = NONE
     definition: ast.AST | None = None
-    is_part: bool = False
-    """Whether the name stands for a part of the value: an element of what is looped over or unpacked."""
+    parts: int = 0
+    """How often a part of the value is taken: 1 for an element of what is looped over or unpacked."""
 
 
 class Flow:
@@ -94,6 +94,7 @@ class Flow:
         self.functions: dict[ast.AST, Scope] = {}
         self._busy: dict[tuple[int, int], int] = {}
         self._cut = _NEVER
+        self._lies_in: dict[ast.AST, Scope] = {}
         self._tries: dict[tuple[int, int], int] = {}
         self._known: dict[tuple[int, int], Origins] = {}
         self.calls: list[tuple[ast.Call, Scope]] = []
@@ -123,6 +124,10 @@ class Flow:
         else:  # what a loop of names left out here is found when its first name is done
             self._cut = min(outer, self._cut)
         return found
+
+    def scope_of(self, node: ast.AST) -> Scope:
+        """The scope that a node lies in."""
+        return self._lies_in.get(node, self.module)
 
     def names(self, node: ast.expr, scope: Scope) -> frozenset[str]:
         """Dotted names of what was imported, for what is called or read."""
@@ -165,7 +170,9 @@ class Flow:
 
     def _bound(self, binding: Binding, depth: int) -> Origins:
         given = self.origins(binding.value, binding.scope or self.module, depth)
-        return binding.origins | (_taken_out(given) if binding.is_part else given)
+        for _ in range(binding.parts):
+            given = _taken_out(given)
+        return binding.origins | given
 
     def definitions(self, node: ast.expr, scope: Scope) -> Iterator[ast.AST]:
         """Functions and classes of this file that a name may stand for."""
@@ -226,6 +233,8 @@ class Flow:
             name = node.args[1] if len(node.args) > 1 else None
             part = name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else "*"
             return frozenset(o.part(part) for o in self.origins(first, scope, depth))
+        if called & {"cast", "typing.cast"} and len(node.args) == 2:
+            return self.origins(node.args[1], scope, depth)
         if called & HANDS_ON:
             given = [*node.args, *(k.value for k in node.keywords)]
             found = frozenset(o for one in given for o in self.origins(one, scope, depth))
@@ -238,6 +247,8 @@ class Flow:
             "items",
             "pop",
             "__getitem__",
+            "__subclasses__",
+            "mro",
         ):
             return _taken_out(self.origins(node.func.value, scope, depth))
         if isinstance(node.func, ast.Call):  # attrgetter("x")(thing), partial(f, thing)()
@@ -283,6 +294,8 @@ class Flow:
         waiting: list[tuple[ast.AST, Scope]] = [(child, scope) for child in ast.iter_child_nodes(node)]
         while waiting:
             here, inside = waiting.pop()
+            if isinstance(here, ast.Subscript | ast.Compare):
+                self._lies_in[here] = inside
             inner = self._enter(here, inside)
             waiting += [(child, inner) for child in ast.iter_child_nodes(here)]
 
@@ -293,6 +306,7 @@ class Flow:
             self.functions[node] = self.scopes[node] = inner
             if not isinstance(node, ast.Lambda):
                 scope.bind(node.name, Binding(None, None, definition=node))
+            inner.globals.update(n for s in ast.walk(node) if isinstance(s, ast.Global) for n in s.names)
             self._parameters(node, inner, scope)
             return inner
         if isinstance(node, ast.ClassDef):
@@ -303,7 +317,7 @@ class Flow:
         if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
             inner = self.scopes[node] = Scope(node, scope)
             for part in node.generators:
-                self._bind_target(part.target, part.iter, inner, is_part=True)
+                self._bind_target(part.target, part.iter, inner, parts=1)
                 self.statements.append((part, inner))
             return inner
         self._bind(node, scope)
@@ -329,7 +343,7 @@ class Flow:
         elif isinstance(node, ast.AnnAssign | ast.NamedExpr):
             self._bind_target(node.target, node.value, scope)
         elif isinstance(node, ast.For | ast.AsyncFor):
-            self._bind_target(node.target, node.iter, scope, is_part=True)
+            self._bind_target(node.target, node.iter, scope, parts=1)
         elif isinstance(node, ast.withitem) and node.optional_vars is not None:
             self._bind_target(node.optional_vars, node.context_expr, scope)
         elif isinstance(node, ast.Match):
@@ -340,20 +354,18 @@ class Flow:
         if isinstance(node, _STATEMENTS):
             self.statements.append((node, scope))
 
-    def _bind_target(
-        self, target: ast.expr, value: ast.expr | None, scope: Scope, is_part: bool = False
-    ) -> None:
-        binding = Binding(value, scope, is_part=is_part)
+    def _bind_target(self, target: ast.expr, value: ast.expr | None, scope: Scope, parts: int = 0) -> None:
+        binding = Binding(value, scope, parts=parts)
         if isinstance(target, ast.Name):
             (self.module if target.id in scope.globals else _home(scope, value)).bind(target.id, binding)
         elif isinstance(target, ast.Tuple | ast.List):
-            own = value.elts if isinstance(value, ast.Tuple | ast.List) and not is_part else []
+            own = value.elts if isinstance(value, ast.Tuple | ast.List) and not parts else []
             for place, part in enumerate(target.elts):
                 inner = part.value if isinstance(part, ast.Starred) else part
                 if len(own) == len(target.elts):
                     self._bind_target(inner, own[place], scope)
                 else:
-                    self._bind_target(inner, value, scope, is_part=True)
+                    self._bind_target(inner, value, scope, parts=parts + 1)
         elif isinstance(target, ast.Attribute) and _is_self(target.value):
             own_class = self._class_above(scope)
             if own_class is not None:

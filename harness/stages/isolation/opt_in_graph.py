@@ -148,6 +148,7 @@ def draw_opt_in(
         here = trail.add("selection", module, node)
         if value is not None:
             trail.add("default", module, value, text=_default_text(module, value, zones, read))
+        trail.follow_value(module, node, here, 0)
         if function is not None:
             trail.reasons(module, function, here)
             trail.follow_function(function.name, here, 0)
@@ -204,9 +205,10 @@ class _Trail:
         for module in self._code.holding(f"{name}(", origin.path):
             for call in ast.walk(module.tree):
                 if isinstance(call, ast.Call) and _called(call) == name:
-                    self._follow_value(module, call, origin, hops)
+                    self.follow_value(module, call, origin, hops)
 
-    def _follow_value(self, module: _Module, node: ast.expr, origin: Place, hops: int) -> None:
+    def follow_value(self, module: _Module, node: ast.expr, origin: Place, hops: int) -> None:
+        """Where a value goes: into an attribute or a variable, to the caller, or into a condition."""
         statement, function = module.statement_of(node), module.function_of(node)
         if isinstance(statement, ast.Assign | ast.AnnAssign):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]

@@ -12,6 +12,8 @@ __all__ = ["find_feature_narrowed"]
 
 NEAR: Final = 60
 """Lines above a condition in which a name's assignment is taken for its meaning."""
+LONGEST: Final = 100
+"""Characters of an assignment that only names a condition; a longer one, or a call, decides otherwise."""
 FLIPPED: Final = {"<=": ">", ">=": "<", "<": ">=", ">": "<="}
 
 
@@ -64,8 +66,10 @@ def _meanings(root: Node) -> dict[str, list[tuple[int, str]]]:
     found: dict[str, list[tuple[int, str]]] = {}
     for node in root.find_all(kind="assignment"):
         left, right = node.field("left"), node.field("right")
-        if left is not None and right is not None and left.kind() == "identifier":
-            found.setdefault(left.text(), []).append((left.range().start.line, right.text()[:300]))
+        if left is None or right is None or left.kind() != "identifier":
+            continue
+        if len(right.text()) <= LONGEST and "(" not in right.text():
+            found.setdefault(left.text(), []).append((left.range().start.line, right.text()))
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from harness.domain.change import FileKind
 from harness.domain.policy import Rule
-from harness.stages.isolation.evidence_files import why_no_evidence
+from harness.stages.isolation.evidence_files import is_plain_data, why_no_evidence
 from harness.stages.isolation.source import CODE_SUFFIXES, Source
 from harness.stages.isolation.surroundings import Match, Surroundings
 
@@ -78,7 +78,9 @@ def _kinds(source: Source) -> Iterator[tuple[str, str]]:
     elif file.kind is FileKind.LFS_POINTER:
         yield "lfs_pointer", "the content is elsewhere"
     elif file.kind is FileKind.BINARY:
-        yield ("binary_code" if is_code else "binary"), "no text that could be read"
+        is_data = not is_code and is_plain_data(source.path, source.content)
+        kind, note = ("data", "numbers only") if is_data else ("binary", "no text that could be read")
+        yield ("binary_code" if is_code else kind), note
     elif file.kind is FileKind.NOT_UTF8:
         yield ("not_utf8_code" if is_code else "not_utf8"), "text that is not UTF-8 cannot be judged"
     if file.new_mode == "100755" and file.old_mode != "100755":

@@ -80,7 +80,11 @@ def _calls_by_another_name(rule: Rule, source: Source) -> Iterator[Called]:
 def _full_names(rule: Rule) -> re.Pattern[str] | None:
     """Names of what a rule's patterns call with whatever arguments."""
     found = [whole[1] for p in rule.patterns if (whole := WHOLE_CALL.fullmatch(p)) is not None]
-    forms = "|".join(re.sub(r"\\\$[A-Z]+", r"\\w+", re.escape(name)) for name in found)
+    forms = "|".join(
+        (r"(?:[\w.]+\.)?" if "." in name or name[0].isupper() else "")
+        + re.sub(r"\\\$[A-Z]+", r"\\w+", re.escape(name))
+        for name in found
+    )
     return re.compile(forms) if forms else None
 
 

@@ -4,20 +4,22 @@ Shared is every module that is not model code: other code of the repository, the
 parties alike.
 """
 
+import ast
 import re
 from collections.abc import Iterator
 from typing import Final
 
 from harness.domain.policy import Rule
 from harness.stages.isolation.changes import Changed, changes_of, resolved_calls
-from harness.stages.isolation.flow import Origin
+from harness.stages.isolation.flow import Origin, flow_of
 from harness.stages.isolation.import_graph import module_of
 from harness.stages.isolation.names import imported_names, imports_of, root_names, string_value
 from harness.stages.isolation.source import Node, Source
 from harness.stages.isolation.surroundings import Match, Surroundings
 
 __all__ = [
-    "find_computed_attribute", "find_computed_call", "find_device_wait_in_step", "find_handed_object_changed",
+    "find_computed_attribute", "find_computed_call", "find_device_wait_in_step",
+    "find_environment_read", "find_handed_object_changed",
     "find_imported_object_changed", "find_model_code_imported", "find_module_imported",
     "find_shared_instance_changed",
 ]  # fmt: skip
@@ -107,6 +109,28 @@ def find_module_imported(rule: Rule, source: Source, around: Surroundings) -> It
     for node, _, dotted in imports_of(source):
         if any(re.match(pattern, dotted) for pattern in rule.patterns):
             yield from _match(source, node, f"imports {dotted}")
+
+
+def find_environment_read(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
+    """Items of the environment that are read or asked for, under whatever name the environment goes."""
+    flow = flow_of(source) if "environ" in (source.after or "") else None
+    for node in ast.walk(source.module) if flow is not None and source.module is not None else ():
+        held, key = _asked(node)
+        if flow is None or held is None or key is None:
+            continue
+        name = key.value if isinstance(key, ast.Constant) else ""
+        scope = flow.scope_of(node)
+        if {"os.environ", "os.environb"} & flow.names(held, scope) and not _is_allowed(rule, str(name)):
+            yield from _at(source, key.lineno, key.end_lineno or key.lineno, "reads the environment")
+
+
+def _asked(node: ast.AST) -> tuple[ast.expr | None, ast.expr | None]:
+    """(container, key) of `c[k]` that is read, and of `k in c`."""
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+        return node.value, node.slice
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.In | ast.NotIn):
+        return node.comparators[0], node.left
+    return None, None
 
 
 def find_device_wait_in_step(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:

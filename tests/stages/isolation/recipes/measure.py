@@ -27,7 +27,12 @@ from harness.repository import Limits, load_change
 from harness.stages.isolation.replay import ReplayedChange, Ruleset, Setting, replay_change
 
 HERE: Final = Path(__file__).parent
-SETS: Final = {"tuned": "recipes.yaml", "held_out": "held_out.yaml", "second": "held_out_second.yaml"}
+SETS: Final = {
+    "tuned": "recipes.yaml",
+    "held_out": "held_out.yaml",
+    "second": "held_out_second.yaml",
+    "third": "held_out_third.yaml",
+}
 OPEN_LABELS: Final = ("open", "dependency", "other_model")
 CLAIM: Final = Claim(
     name="k3", pack="k3", summary="text",
