@@ -8,7 +8,7 @@ from tests.faults.sample_edits import Row, each, retimed
 
 def edit(samples: Samples, is_repaired: bool) -> Samples:
     def noise(row: Row) -> Row:
-        is_hit = (row["block"] * 7 + len(row["arm"]) * 3) % 5 < 2 and not is_repaired
+        is_hit = (row["block"] * 7 + len(row["arm"]) * 3) % 4 < 2 and not is_repaired
         return row | {"us": row["us"] * (4.0 if is_hit else 1.0)}
 
     return retimed(samples, each(noise))
