@@ -12,11 +12,15 @@ from typing import Literal, NamedTuple
 
 from harness.measure.paired import excess_p
 
-__all__ = ["FAILED_CONDUCT", "Conduct", "Trouble", "conduct_of", "troubles"]
+__all__ = ["CONDUCT_SHARE", "FAILED_CONDUCT", "SOFT_CONDUCT", "Conduct", "Trouble", "conduct_of", "troubles"]
 
 Conduct = Literal["ended", "truncated", "run", "loop", "no_answer", "error", "refusal", "transport"]
 FAILED_CONDUCT: tuple[Conduct, ...] = ("error", "refusal", "transport")
-SOFT: tuple[Conduct, ...] = ("truncated", "run", "loop", "no_answer")
+SOFT_CONDUCT: tuple[Conduct, ...] = ("truncated", "run", "loop", "no_answer")
+CONDUCT_SHARE = 1 / 80
+"""What each soft kind takes of a check's false alarms, beside its scores: such answers are mostly wrong
+ones, too.
+"""
 RUN_LENGTH = 48
 """Equal tokens in a row; no question here has an answer with more than a few."""
 LOOP_PERIOD, LOOP_LENGTH, LOOP_TIMES = 96, 96, 6
@@ -66,10 +70,10 @@ def troubles(
         items = [item for item, seen in optimised.items() if seen == kind]
         if items:
             found.append(Trouble(kind, f"{len(items)} answers {_WORDS[kind]}, first {items[0]}"))
-    for kind in SOFT:
+    for kind in SOFT_CONDUCT:
         only_stock = sum(stock[i] == kind != optimised[i] for i in stock)
         only_optimised = sum(optimised[i] == kind != stock[i] for i in stock)
-        if excess_p(only_stock, only_optimised) < limits["false_alarm"]:
+        if excess_p(only_stock, only_optimised) < CONDUCT_SHARE * limits["false_alarm"]:
             words = (
                 f"{only_optimised} answers {_WORDS[kind]} and with stock were not, {only_stock} the other way"
             )

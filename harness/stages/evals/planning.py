@@ -18,6 +18,7 @@ from harness.domain.machine import Tier
 from harness.domain.pack import EvalTask
 from harness.domain.record import Scalar
 from harness.domain.stage import PlanRequest
+from harness.stages.evals.conduct import CONDUCT_SHARE, SOFT_CONDUCT
 from harness.stages.evals.data import sources
 from harness.stages.evals.features import FEATURES
 from harness.stages.evals.opening import words_file
@@ -79,6 +80,7 @@ PROMISED = {
     "full_context": "full_context", "prefix_caching": "prefix_caching",
 }  # fmt: skip
 """Features of a claim and what shows them; stop texts and batch mates are asked of every claim."""
+DRAWS_WEIGHT = 0.05
 FEATURE_COST_S = 4.0
 """Measured on 2 cores, the dearest of the six."""
 NO_ENGINE = "the claimed model needs a server, and vllm is not installed here"
@@ -89,9 +91,9 @@ def plan(request: PlanRequest) -> tuple[Check, ...]:
     proof = request.policy.proof(StageName.EVALS)
     wanted = set(proof.subjects) if proof is not None else set()
     checks = list(_all_checks(request, wanted))
-    statistical = sum(_is_statistical(check) for check in checks)
-    share = request.policy.statistics.family_false_alarm / max(1, statistical)
-    return tuple(_with_alarm(check, share) if _is_statistical(check) else check for check in checks)
+    weights = {check.id: _weight(check) for check in checks}
+    share = request.policy.statistics.family_false_alarm / (sum(weights.values()) or 1.0)
+    return tuple(_with_alarm(c, share, weights[c.id]) if weights[c.id] else c for c in checks)
 
 
 def drift_tokens(is_full: bool) -> int:
@@ -130,16 +132,22 @@ def _wordy(tasks: tuple[EvalTask, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(t.model for t in tasks if words_file(t.model).is_file()))
 
 
-def _is_statistical(check: Check) -> bool:
-    """Whether chance alone may fail it, so that it takes a share of the policy's false alarms."""
-    return check.parameter("kind") in ("task", "official") or check.subject == "temperature_sampling"
+def _weight(check: Check) -> float:
+    """How much of the policy's false alarms a check may take; 0 where chance cannot fail it. Draws need
+    little: a wrong distribution gives a p-value far below any share. What a comparison of scores may take
+    beside the scores is for its tests of conduct.
+    """
+    if check.subject == "temperature_sampling":
+        return DRAWS_WEIGHT
+    return 1.0 + CONDUCT_SHARE * len(SOFT_CONDUCT) if check.parameter("kind") in ("task", "official") else 0.0
 
 
-def _with_alarm(check: Check, share: float) -> Check:
+def _with_alarm(check: Check, share: float, weight: float) -> Check:
     """The check with its share, unless the policy sets it."""
     if any(t.name == "false_alarm" for t in check.thresholds):
         return check
-    thresholds = (*check.thresholds, Threshold(name="false_alarm", value=share))
+    own = share * (DRAWS_WEIGHT if weight == DRAWS_WEIGHT else 1.0)
+    thresholds = (*check.thresholds, Threshold(name="false_alarm", value=own))
     return check.model_copy(update={"thresholds": tuple(sorted(thresholds, key=lambda t: t.name))})
 
 

@@ -113,8 +113,14 @@ def test_the_bands_of_mrcr_go_as_far_as_the_claims_context_and_batches_as_its_bu
 
 def test_chance_may_fail_the_evals_of_a_plan_no_more_often_than_the_policy_says(pack: Pack) -> None:
     checks = _planned(pack, "drift", "mrcr_canary", "chain_canary", "temperature_sampling")
-    shares = [check.number("false_alarm") for check in checks if check.subject != "drift"]
-    assert shares == [pytest.approx(0.05 / 3)] * 3
+    shares = {check.subject: check.number("false_alarm") for check in checks if check.subject != "drift"}
+    share = 0.05 / (2 * (1 + 4 / 80) + 0.05)
+    assert shares == {
+        "mrcr_canary": pytest.approx(share), "chain_canary": pytest.approx(share),
+        "temperature_sampling": pytest.approx(0.05 * share),
+    }  # fmt: skip
+    conduct = 2 * 4 * share / 80
+    assert sum(shares.values()) + conduct == pytest.approx(0.05)
 
 
 def test_mrcr_in_the_hubs_format_is_answered_by_the_canary_and_passes(pack: Pack, tmp_path: Path) -> None:
