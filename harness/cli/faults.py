@@ -12,6 +12,8 @@ if TYPE_CHECKING:  # records load when a command runs
 
 __all__ = ["app"]
 
+MARK_WIDTH = 3
+"""Letters of a stage's name over its column: the matrix fits a terminal of 80 columns."""
 app = typer.Typer(no_args_is_help=True, help="List known faults; plant each one and its repaired twin.")
 Names = Annotated[list[str] | None, typer.Argument(help="Faults by name; default: all.")]
 MARKS = {
@@ -124,18 +126,22 @@ def _say(result: "FaultResult", done: int, total: int) -> None:
 
 
 def _matrix(score: "FaultScore") -> Any:
-    """Faults by stage: the status that decided, in bold where it caught the fault."""
+    """Faults by stage: the mark of the status that decided, in bold where it caught the fault."""
     from rich.table import Table
 
     from harness.domain.faults import COLUMNS
+    from harness.report.text import STATUS_MARKS
 
     table = Table(
         title=f"{len(score.results)} faults, tier {score.tier.value}", title_justify="left", pad_edge=False
     )
-    table.add_column("fault", overflow="fold")
+    seen = {cell.seen.status for result in score.results for cell in result.cells}
+    legend = ", ".join(f"{STATUS_MARKS.get(status, status[0])} {status}" for status in sorted(seen))
+    table.caption, table.caption_justify = f"{legend}, ? not looked at by the stage that should", "left"
+    table.add_column("fault", overflow="fold", ratio=1)
     table.add_column("verdict")
     for column in COLUMNS:
-        table.add_column(column)
+        table.add_column(column[:MARK_WIDTH], justify="center", no_wrap=True)
     for result in score.results:
         cells = {cell.column: cell for cell in result.cells}
         shown = [_cell(cells.get(column), column == result.expected) for column in COLUMNS]
@@ -146,7 +152,10 @@ def _matrix(score: "FaultScore") -> Any:
 def _cell(cell: Any, is_expected: bool) -> str:
     if cell is None:
         return "[dim]?[/]" if is_expected else ""
-    return f"[bold]{cell.seen.status}[/]" if cell.is_caught else f"[dim]{cell.seen.status}[/]"
+    from harness.report.text import STATUS_MARKS
+
+    mark = STATUS_MARKS.get(cell.seen.status, cell.seen.status[0])
+    return f"[bold]{mark}[/]" if cell.is_caught else f"[dim]{mark}[/]"
 
 
 def _print_misses(score: "FaultScore") -> None:

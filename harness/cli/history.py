@@ -237,11 +237,12 @@ def _show(table: "Table", count: int) -> None:
 def _trend_table(found: "tuple[Trend, ...]") -> "Table":
     from harness.report.text import number
 
-    table = _table("check", "metric", "machine", "points", "first", "last", "change", "course")
+    table = _table("check, and what of it", "points", "first", "last", "change", "course")
     for t in found[:SHOWN]:
         table.add_row(
             *_escaped(
-                t.key.check, t.key.metric, t.key.machine, len(t.points), number(t.key.metric, t.median_first),
+                f"{t.key.check} · {t.key.metric}, {t.key.machine}",
+                len(t.points), number(t.key.metric, t.median_first),
                 number(t.key.metric, t.median_last), "-" if t.change is None else f"{t.change:+.1%}",
                 _course([p.value for p in t.points]),
             )
