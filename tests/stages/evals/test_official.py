@@ -299,3 +299,19 @@ def test_an_interrupted_run_asks_on_from_the_first_batch_that_is_missing(tmp_pat
     assert second.seen == [("optimised", (("4", 0), ("5", 0)))]
     assert len(found.replies("stock")) == len(found.replies("optimised")) == 6
     assert sum(found.steps().values()) == 2 * sum(len(_right("", ask).tokens) for ask in _asks(6))
+
+
+def test_servers_started_one_after_the_other_are_compared_where_the_plan_says_so(
+    aime: Callable[..., tuple[Check, Samples]],
+) -> None:
+    engine = ScriptedEngine(_right)
+    engine.is_concurrent = False
+    check, samples = aime(engine, margin=0.1)
+    asked = dict(check.parameters) | {"is_interleaved": False}
+    outcome = judge(check.model_copy(update={"parameters": tuple(asked.items())}), samples)
+    assert outcome.status is Status.PASS
+    settings = samples.table("settings")
+    assert settings is not None
+    assert settings.rows == (
+        ("stock", "command", "serve --arm stock"), ("optimised", "command", "serve --arm optimised"),
+    )  # fmt: skip
