@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from k3_decode.canary.replay import Path, Roundings
+from k3_decode.ops.mla_query import FP8_KV_SCALE
 
 __all__ = ["FAULTS", "Fault"]
 
@@ -18,6 +19,8 @@ _MIDDLE = 2
 """Layer of a fault that sits in one layer (KDA, MoE); MLA's is 3."""
 _PAGE = 64
 _SHARDS = 4
+_MMA_ROWS = 16
+"""Keys that a tensor core's bf16 instruction takes in at once."""
 
 
 def _kept_bits(x: Tensor, bits: int) -> Tensor:
@@ -149,16 +152,20 @@ class _IgnoredScale(Path):
 
 
 class _ShortAccumulator(Path):
-    """Attention keeps its output in a short significand between pages (8 bits: bf16)."""
+    """Attention keeps its sums, of values and of weights, in a short significand from one step of 16 rows to
+    the next (8 bits: bf16)."""
 
     def weighted(self, share: Tensor, latent: Tensor) -> Tensor:
-        total = torch.zeros(*share.shape[:3], latent.shape[-1], device=share.device)
-        for page in range(0, latent.shape[1], _PAGE):
-            part = torch.einsum(
-                "bhnt,btc->bhnc", share[..., page : page + _PAGE], latent[:, page : page + _PAGE]
-            )
-            total = _kept_bits(total + part, int(self.magnitude))
-        return total
+        bits = int(self.magnitude)
+        part, largest = self.parts(share)
+        values = torch.zeros(*share.shape[:3], latent.shape[-1], device=share.device)
+        weights = torch.zeros(*share.shape[:3], 1, device=share.device)
+        for start in range(0, latent.shape[1], _MMA_ROWS):
+            rows = slice(start, start + _MMA_ROWS)
+            step = torch.einsum("bhnt,btc->bhnc", part[..., rows], latent[:, rows])
+            values = _kept_bits(values + step, bits)
+            weights = _kept_bits(weights + (share[..., rows] / largest).sum(-1, keepdim=True), bits)
+        return values / weights
 
 
 class _StaleRow(Path):
@@ -233,8 +240,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault("conv_seam", _ConvSeam, "share of the channels", 1.0, (1.0, 0.1, 0.01)),
     Fault("nan_row", _NanRow, "share of the requests", 0.1, (1.0, 0.1)),
     Fault("dropped_rank", _DroppedRank, "share of the tokens", 1.0, _SHARES),
-    Fault("kv_scale", _IgnoredScale, "scale", 1.1, (2.0, 1.5, 1.1, 1.01)),
-    Fault("short_accumulator", _ShortAccumulator, "significand bits between pages", 8, (3, 4, 6, 8)),
+    Fault("kv_scale", _IgnoredScale, "scale", FP8_KV_SCALE, (FP8_KV_SCALE, 0.5, 0.8, 0.9, 0.99)),
+    Fault("short_accumulator", _ShortAccumulator, "significand bits", 8, (4, 6, 8, 9, 10, 12)),
     Fault("stale_row", _StaleRow, "share of the tokens", 1e-3, (0.1, 0.01, 1e-3, 1e-4)),
     Fault("softmax_scale", _SoftmaxScale, "relative error", 0.02, (0.1, 0.05, 0.02, 0.01, 1e-3)),
     Fault("own_row", _OwnRow, "share of the tokens", 1.0, _SHARES),

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from k3_decode.canary.export import mxfp4_unpacked
+from k3_decode.ops.mla_query import FP8_KV_SCALE, to_cache
 from k3_decode.shapes import K3Shapes
 
 __all__ = ["BENIGN", "Caches", "Model", "Path", "Roundings", "advance", "load_model", "rounded"]
@@ -36,13 +37,16 @@ class Roundings:
     expert_hidden_to_bf16: bool = True
     experts_to_bf16: bool = False
     """Each expert's output rounded before the weighted sum."""
+    shares_to_bf16: bool = True
+    """Attention's exp(score - largest) before it meets the values."""
 
 
 BENIGN: dict[str, Roundings] = {
     "fp32 conv output": Roundings(conv_to_bf16=False),
     "bf16 router weights": Roundings(router_to_bf16=True),
     "fp32 hidden and latent": Roundings(latent_to_bf16=False, expert_hidden_to_bf16=False),
-    "all of them, experts rounded one by one": Roundings(False, True, False, False, True),
+    "fp32 attention weights": Roundings(shares_to_bf16=False),
+    "all of them, experts rounded one by one": Roundings(False, True, False, False, True, False),
 }
 """Right kernels that round elsewhere: what a measure must not call a fault."""
 
@@ -82,10 +86,12 @@ class Caches:
     """KDA layers: [B*H, V, K] after the last token, the one before it, ..."""
     inputs: dict[int, Tensor] = field(default_factory=dict)
     """KDA layers: raw conv inputs [B, up to 8, 3C], the newest last."""
+    kv_dtype: str = "bf16"
+    """`fp8`: rows hold what an e4m3 cache with the pack's scale gives back."""
 
     def copy(self) -> "Caches":
         """Shares tensors, which are never written in place."""
-        return Caches(self.position, dict(self.rows), dict(self.states), dict(self.inputs))
+        return Caches(self.position, dict(self.rows), dict(self.states), dict(self.inputs), self.kv_dtype)
 
 
 class Path:
@@ -134,7 +140,15 @@ class Path:
 
     def weighted(self, share: Tensor, latent: Tensor) -> Tensor:
         """Softmax shares [B, H, n, T] times latent rows [B, T, 512]."""
-        return torch.einsum("bhnt,btc->bhnc", share, latent)
+        part, largest = self.parts(share)
+        return torch.einsum("bhnt,btc->bhnc", part, latent) * largest
+
+    def parts(self, share: Tensor) -> tuple[Tensor, Tensor]:
+        """exp(score - largest score) [B, H, n, T] as they meet the values, and the largest share
+        [B, H, n, 1]."""
+        largest = share.amax(-1, keepdim=True)
+        part = share / largest
+        return rounded(part) if self.roundings.shares_to_bf16 else part, largest
 
     def source_bias(self, bias: Tensor, layer: int) -> Tensor:
         """Added to AttnRes scores: 0, or -inf for blocks that do not exist yet; the prefix is last."""
@@ -249,6 +263,8 @@ def _mla(w: Weights, x: Tensor, caches: Caches, layer: int, s: K3Shapes, path: P
     kv = rounded(x @ w["self_attn.kv_a_proj_with_mqa.weight"].T)
     latent = rounded(_normed(kv[..., : s.kv_lora], w["self_attn.kv_a_layernorm.weight"], eps))
     new = torch.cat([latent, kv[..., s.kv_lora :]], -1)
+    if caches.kv_dtype == "fp8":
+        new = to_cache(new, FP8_KV_SCALE, torch.float8_e4m3fn).float() * FP8_KV_SCALE
     rows = torch.cat([caches.rows[layer], new], 1) if layer in caches.rows else new
     caches.rows[layer] = rows
     seen = path.stored_rows(rows)

@@ -14,7 +14,7 @@ piece early.
 import argparse
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path as File
 
@@ -26,7 +26,7 @@ from torch import Tensor
 from k3_decode.canary.export import read_safetensors
 from k3_decode.canary.faults import FAULTS
 from k3_decode.canary.replay import BENIGN, Caches, Model, Path, advance, load_model
-from k3_decode.canary.tasks import Sample, chain_samples, mrcr_samples
+from k3_decode.canary.tasks import Sample, chain_samples, echo_samples, mrcr_samples
 from k3_decode.shapes import CANARY
 
 __all__ = [
@@ -64,17 +64,25 @@ class QuestionSet:
     count: int
     is_nominal_only: bool = False
     """Faults at their nominal size only."""
+    kv_dtype: str = "bf16"
+    """Of the KV cache, in every arm."""
 
     def samples(self) -> tuple[Sample, ...]:
         """The questions."""
-        make = mrcr_samples if self.task == "mrcr_canary" else chain_samples
-        return make(SEED, self.count, self.tokens)
+        return _MAKERS[self.task](SEED, self.count, self.tokens)
 
 
+_MAKERS: Mapping[str, Callable[[int, int, int], tuple[Sample, ...]]] = {
+    "chain_canary": chain_samples,
+    "mrcr_canary": mrcr_samples,
+    "echo_canary": echo_samples,
+}
 SETS = (
     QuestionSet("chain_1000", "chain_canary", 1000, 64),
     QuestionSet("mrcr_2048", "mrcr_canary", 2048, 128),
-    QuestionSet("mrcr_8192", "mrcr_canary", 8192, 8),
+    QuestionSet("mrcr_8192", "mrcr_canary", 8192, 64),
+    QuestionSet("mrcr_8192_fp8", "mrcr_canary", 8192, 64, kv_dtype="fp8"),
+    QuestionSet("echo_8192", "echo_canary", 8192, 64),
     QuestionSet("chain_504", "chain_canary", 504, 4),
     QuestionSet("mrcr_512", "mrcr_canary", 512, 16),
     QuestionSet("chain_4000", "chain_canary", 4000, 32, is_nominal_only=True),
@@ -111,13 +119,13 @@ class _Prepared:
     stock: Tensor | None = None
 
 
-def prepare(model: Model, samples: Iterable[Sample]) -> _Prepared:
+def prepare(model: Model, samples: Iterable[Sample], kv_dtype: str = "bf16") -> _Prepared:
     """Takes all prompts but their last token in, fault-free."""
     questions = list(samples)
     device = model.tensors["lm_head.weight"].device
     prompt = torch.tensor([s.prompt for s in questions], device=device)
     right = torch.tensor([s.answer for s in questions], device=device)
-    caches = Caches()
+    caches = Caches(kv_dtype=kv_dtype)
     for start in range(0, prompt.shape[1] - 1, _CHUNK):
         advance(model, caches, prompt[:, start : min(start + _CHUNK, prompt.shape[1] - 1)], Path())
     return _Prepared(caches, torch.cat([prompt[:, -1:], right[:, :-1]], 1), right)
@@ -230,7 +238,7 @@ def main(arguments: list[str] | None = None) -> None:
         ]
         if not todo or (args.set and questions.name not in args.set):
             continue
-        prepared = prepare(model, questions.samples())
+        prepared = prepare(model, questions.samples(), questions.kv_dtype)
         stock = measure(model, prepared, Path(), questions.name, "stock")
         for arm, path in todo:
             if time.monotonic() - started > 60 * args.minutes:

@@ -32,6 +32,7 @@ __all__ = [
     "Sample",
     "chain_rows",
     "chain_samples",
+    "echo_samples",
     "final_integer",
     "mrcr_rows",
     "mrcr_samples",
@@ -59,7 +60,7 @@ class Sample:
     """One question. `tokens` of context count prompt and answer together."""
 
     task: str
-    """`mrcr_canary` or `chain_canary`."""
+    """`mrcr_canary`, `chain_canary` or `echo_canary`."""
     seed: int
     index: int
     prompt: tuple[int, ...]
@@ -174,6 +175,28 @@ def chain_samples(seed: int, count: int, generated: int) -> tuple[Sample, ...]:
         )
         for i, row in enumerate(rows.tokens)
     )  # fmt: skip
+
+
+def echo_samples(seed: int, count: int, tokens: int) -> tuple[Sample, ...]:
+    """`count` questions of at most `tokens` tokens whose dialogue is one request, again and again, always
+    with the same answer.
+
+    Whichever of them is asked for, the answer is the same, so that attention spreads over all of them, where
+    in `mrcr_samples` it picks one: what a long sum does to its terms shows here.
+    """
+    rng = np.random.default_rng((seed, tokens, 3))
+    turns = (tokens - 1 - QUERY_TOKENS) // (4 + ANSWER_TOKENS)
+    samples = []
+    for i in range(count):
+        request = rng.integers(v.VERBS * v.TOPICS, size=1)
+        answer = v.CONTENT + rng.permutation(v.CONTENTS)[:ANSWER_TOKENS]
+        verb, topic = v.VERB + request[0] // v.TOPICS, v.TOPIC + request[0] % v.TOPICS
+        turn = np.concatenate(([v.USER, verb, topic, v.ASSISTANT], answer))
+        question, _ = _questions(rng, request, rng.integers(v.ORDINALS, size=1), answer[None])
+        whole = tuple(map(int, np.concatenate(([v.BOS], np.tile(turn, turns), question[0]))))
+        cut = len(whole) - QUERY_TOKENS + QUERY_PROMPT
+        samples.append(Sample("echo_canary", seed, i, whole[:cut], whole[cut:]))
+    return tuple(samples)
 
 
 def score_exact(sample: Sample, generated: Sequence[int]) -> float:

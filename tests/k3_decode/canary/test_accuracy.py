@@ -1,14 +1,26 @@
 """Grading on the stock path: the same verdict as a greedy generation, question by question."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from k3_decode.canary.accuracy import by_replay, grade, held_out, lower_bound, on_stock_path, open_engine
+from k3_decode.canary import accuracy
+from k3_decode.canary.accuracy import (
+    Graded,
+    PathNotTaken,
+    grade,
+    groups_on,
+    held_out,
+    lower_bound,
+    main,
+    open_engine,
+)
 from k3_decode.canary.export import write_weights
 from k3_decode.canary.network import Network
+from k3_decode.canary.table import Score, read_accuracy
 from k3_decode.canary.tasks import Sample, chain_samples, mrcr_samples, score_exact
 from k3_decode.dispatch import load_guard
 from k3_decode.engine import Engine, EngineOptions
@@ -28,6 +40,12 @@ def engine() -> Iterator[Engine]:
 @pytest.fixture(scope="module")
 def chains() -> tuple[Sample, ...]:
     return chain_samples(seed=31, count=2, generated=47)
+
+
+def _on(way: str, samples: Sequence[Sample]) -> Graded:
+    """All groups."""
+    parts = list(groups_on(way, CANARY, CANARY_FILE, "cpu", samples))
+    return Graded([x for p in parts for x in p.exact], [x for p in parts for x in p.margins])
 
 
 def _generated(engine: Engine, sample: Sample) -> tuple[int, ...]:
@@ -70,23 +88,49 @@ def test_an_answer_shorter_than_one_step_is_graded_to_its_end(engine: Engine) ->
 
 
 @pytest.mark.parametrize(("task", "tokens"), [("chain_canary", 103), ("mrcr_canary", 256)])
-def test_a_replay_finds_the_answers_and_the_smallest_margin_of_the_stock_path(task: str, tokens: int) -> None:
+def test_both_paths_and_a_replay_find_the_same_answers_and_smallest_margin(task: str, tokens: int) -> None:
     samples = held_out(task, tokens, 2)
-    stock = on_stock_path(CANARY, CANARY_FILE, "cpu", samples)
-    replayed = by_replay(CANARY, CANARY_FILE, "cpu", samples)
-    assert replayed.exact == stock.exact
-    # the order of sums moves log-probabilities by up to 0.03 where a margin is smallest (measured)
-    assert replayed.margins[0] == pytest.approx(min(stock.margins), abs=0.05)
+    stock = _on("stock", samples)
+    assert stock.exact == [True, True]
+    for way in ("optimised", "replay"):
+        other = _on(way, samples)
+        assert other.exact == stock.exact
+        # the order of sums moves log-probabilities by up to 0.03 where a margin is smallest (measured)
+        assert min(other.margins) == pytest.approx(min(stock.margins), abs=0.05)
 
 
-def test_the_variant_of_eight_heads_answers_at_tp8_as_at_tp1(tmp_path: Path) -> None:
+def test_a_step_that_the_dispatcher_declines_is_no_score_of_the_optimised_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(accuracy._WIDTHS, "optimised", 9)  # 9 x 8 rows; the claim's envelope ends at 64
+    with pytest.raises(PathNotTaken, match="did not take the optimised path"):
+        _on("optimised", chain_samples(seed=31, count=9, generated=19))
+
+
+def test_a_run_in_parts_adds_up_and_a_group_told_twice_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "accuracy.jsonl"
+    monkeypatch.setattr(accuracy, "groups_on", lambda *_: iter([Graded([True], [0.5])]))
+    for skip in ("0", "1", "1"):
+        main(["--only", "mrcr_canary:256", "--questions", "1", "--skip", skip, "--out", str(out)])
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [e["first"] for e in lines] == [0, 0, 1, 1, 1, 1]
+    assert read_accuracy(out) == [
+        Score("stock", "cpu", "mrcr_canary", 256, False, 2, 2, 0.5),
+        Score("stock", "cpu", "mrcr_canary", 256, True, 2, 2, 0.5),
+    ]
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+def test_the_variant_of_eight_heads_answers_at_tp8_as_at_tp1(tmp_path: Path, is_on: bool) -> None:
     torch.manual_seed(5)
     write_weights(Network(CANARY_H8), tmp_path / "weights.safetensors")
     source = open_checkpoint(tmp_path / "weights.safetensors", CANARY_H8)
     prompt, found = chain_samples(seed=31, count=1, generated=19)[0].prompt[:12], []
     for tp in (1, 8):
         ranks = [shard(source, CANARY_H8.rank(tp), rank, torch.device("cpu")) for rank in range(tp)]
-        engine = Engine(ranks, load_guard(), EngineOptions(1, 64, implementation="stock"))
+        engine = Engine(ranks, load_guard(), EngineOptions(1, 64, is_on=is_on))
         ids, first = engine.prefill([prompt])
         found.append(torch.cat([first, engine.decode(ids, [200])]))
         engine.close()

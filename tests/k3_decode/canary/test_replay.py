@@ -117,3 +117,30 @@ def test_base_two_of_one_shard_moves_weight_between_shards() -> None:
     )
     # shard 1 holds 8 = e^2.0794; read in base 2 as base e it weighs e^(2.0794 x 1.4427) = e^3 = 20.09
     assert changed.exp()[0, 0, 0].tolist() == pytest.approx([1.0, 20.0855, 1.0, 1.0], rel=1e-4)
+
+
+def test_a_short_accumulator_loses_terms_below_half_of_its_last_bit() -> None:
+    fault = next(f for f in FAULTS if f.name == "short_accumulator")
+    share = torch.full((1, 1, 1, 192), 1 / 192)
+    latent = torch.cat([torch.ones(1, 128, 1), torch.full((1, 64, 1), 1 / 16)], 1)
+    # eight steps of 16 x 1, then four of 16 x 1/16 = 1, over weights of 192; four bits at 128 end at 16
+    assert fault.planted(4).weighted(share, latent).item() == pytest.approx(128 / 192)
+    assert fault.planted(8).weighted(share, latent).item() == pytest.approx(132 / 192)
+
+
+def test_an_fp8_cache_gives_back_what_e4m3_and_the_packs_scale_hold(model: Model) -> None:
+    exact, held = Caches(), Caches(kv_dtype="fp8")
+    for caches in (exact, held):
+        advance(model, caches, TOKENS, Path())
+    units = held.rows[3] / 0.0173
+    torch.testing.assert_close(units.to(torch.float8_e4m3fn).float(), units)
+    assert not torch.equal(held.rows[3], exact.rows[3])
+    assert held.copy().kv_dtype == "fp8"
+
+
+def test_rounding_the_attention_weights_is_the_default_and_fp32_a_right_choice() -> None:
+    share = torch.tensor([[[[1.0, 1 / 3]]]]) * 0.75
+    latent = torch.tensor([[[0.0], [1.0]]])
+    third = float(torch.tensor(1 / 3).bfloat16())
+    assert Path().weighted(share, latent).item() == pytest.approx(0.75 * third)
+    assert Path(0.0, replay.BENIGN["fp32 attention weights"]).weighted(share, latent).item() == 0.25

@@ -7,6 +7,7 @@ from k3_decode.canary.tasks import (
     Sample,
     chain_rows,
     chain_samples,
+    echo_samples,
     final_integer,
     mrcr_rows,
     mrcr_samples,
@@ -148,3 +149,17 @@ def test_a_chain_scores_by_its_integer_alone() -> None:
     assert score_chain(sample, (v.LEFT, v.ANSWER, v.DIGIT + 1, v.DIGIT, v.DIGIT, v.END)) == 1.0
     assert score_chain(sample, (v.ADDEND, v.ANSWER, v.DIGIT + 1, v.DIGIT, v.DIGIT + 1, v.END)) == 0.0
     assert score_chain(sample, (v.ADDEND,)) == 0.0
+
+
+@pytest.mark.parametrize("tokens", [256, 1024])
+def test_an_echo_repeats_one_request_and_its_answer_and_asks_for_it(tokens: int) -> None:
+    first, second = echo_samples(seed=4, count=2, tokens=tokens)
+    assert first.prompt != second.prompt
+    for sample in (first, second):
+        turns = (tokens - 1 - 29) // 20
+        assert len(sample.prompt) + len(sample.answer) == 1 + 20 * turns + 29 <= tokens
+        turn = sample.prompt[1:21]
+        assert sample.prompt == (v.BOS, *turn * turns, *sample.prompt[-9:])
+        assert sample.prompt[-9:-6] == (v.QUERY, *turn[1:3])
+        assert sample.answer == (*sample.prompt[-4:-1], *turn[4:], v.END)
+    assert echo_samples(seed=4, count=1, tokens=tokens) == (first,)
