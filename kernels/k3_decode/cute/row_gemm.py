@@ -46,8 +46,10 @@ class Tiles:
         rows = [place.first_row + line + turn * lines for turn in range(plan.group_rows // lines)]
         self.row_sources = [address + column for address in row_addresses(plan, rows, segments)]
         self.tokens = [line + turn * lines for turn in range(max(1, plan.tokens // lines))]
-        self.is_token = Int32(line < plan.tokens)
         last = x.shape[0] - 1
+        # Lines of absent tokens stay as they are: nobody stores their products, and the last token's line,
+        # read in their place by every block, would be one spot of L2 that all of them wait for.
+        self.are_tokens = [Int32(line < plan.tokens) & Int32(token <= last) for token in self.tokens]
         self.token_sources = [
             ins.byte_address(x) + column + Int64(ins.at_most(token, last)) * x.stride[0] * 2
             for token in self.tokens
@@ -76,7 +78,7 @@ class Tiles:
         """Ask for a stage of tokens."""
         for turn, source in enumerate(self.token_sources):
             target = self.token_target + slot * self.stage_bytes + turn * self.turn_bytes
-            ins.copy_async_if(target, source + Int64(stage) * LINE, is_wanted & self.is_token)
+            ins.copy_async_if(target, source + Int64(stage) * LINE, is_wanted & self.are_tokens[turn])
 
 
 def start(plan: Plan, tiles: Tiles) -> None:
@@ -149,7 +151,7 @@ def _scale_tokens(tiles: Tiles, stage: Any, slot: Any, squares: Any, norm_weight
             total = total + low * low + high * high
             words.append(ins.pack_halves(low * ins.low_half(norm), high * ins.high_half(norm)))
         squares[turn] = total
-        ins.shared_store_if(at, tuple(words), tiles.is_token)
+        ins.shared_store_if(at, tuple(words), tiles.are_tokens[turn])
 
 
 def publish(plan: Plan, place: Place, tiles: Tiles, sums: Any, squares: Any) -> None:
@@ -169,4 +171,4 @@ def publish(plan: Plan, place: Place, tiles: Tiles, sums: Any, squares: Any) -> 
         total = squares[turn]
         for offset in (1, 2, 4):
             total = total + cute.arch.shuffle_sync_bfly(total, offset)
-        ins.shared_store_f32_if(place.shared + layout.squares + token * 4, total, tiles.is_token)
+        ins.shared_store_f32_if(place.shared + layout.squares + token * 4, total, tiles.are_tokens[turn])
