@@ -205,6 +205,16 @@ def test_a_bundle_that_is_given_is_gated_for_its_head_and_not_made(runner: Runne
     assert (runner.folder / "github_step_summary").read_text() == "--md\n"
 
 
+def test_a_bundle_that_was_made_here_is_gated_with_the_checkout_and_the_start_of_the_change(
+    runner: Runner,
+) -> None:
+    assert runner.run({"repo": "the clone", "base": "main", "policy": "smoke"}) == 0
+    gated = next(call for call in runner.calls() if call[0] == "gate")
+    assert gated == [
+        "gate", "fasttrack-out/bundle", "--policy", "smoke", "--repo", "the clone", "--base", "main",
+    ]  # fmt: skip
+
+
 def test_publishing_names_the_pull_request_and_the_account(runner: Runner) -> None:
     assert runner.run({"publish": "true", "pr": "o/r#5", "token": "t0ken"}, gate=1) == 1
     assert runner.calls()[-1] == [
