@@ -18,6 +18,7 @@ from harness.domain.machine import Tier
 from harness.domain.pack import EvalTask
 from harness.domain.record import Scalar
 from harness.domain.stage import PlanRequest
+from harness.engines.text_codec import load_words
 from harness.stages.evals.conduct import CONDUCT_SHARE, SOFT_CONDUCT
 from harness.stages.evals.data import sources
 from harness.stages.evals.features import FEATURES
@@ -237,6 +238,7 @@ def _fixture(request: PlanRequest, subject: str, model: str, arch: str, missing:
         "engine": "in-process", "repeats": 1, "temperature": 0.0, "items": items, "questions": items,
         "bands": "", "length_unit": "model", "batches": ",".join(map(str, _sizes(request))),
         "max_tokens": tokens, "min_score": 0.95, "is_interleaved": True,
+        "words": load_words(words_file(model)).digest(),
     }  # fmt: skip
     check = _answers_check(request, f"{subject}_fixture", f"{subject}_fixture/{model}", asked, 1024, missing)
     return check.model_copy(update={"tier": _tier(arch)})
@@ -262,7 +264,7 @@ def _common(request: PlanRequest, task: str, data: str, model: str, arch: str) -
     source = sources()[task]
     return {
         "kind": "official", "task": task, "data": data, "seed": request.seed,
-        "dataset": source.dataset, "revision": source.revision,
+        "dataset": source.dataset, "revision": source.revision, "files": source.digest(),
         "scorer": "aime" if task == "aime25" else "mrcr", "model": model,
         "poison_scale": 2.0, "implementation": _implementation(arch),
     }  # fmt: skip

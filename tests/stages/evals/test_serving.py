@@ -16,6 +16,7 @@ from harness.engines.serving import Ask
 from harness.engines.text_codec import WordCodec, load_words
 from harness.stages.evals import judge, plan, sample
 from harness.stages.evals.aime import find_integer
+from harness.stages.evals.data import sources
 from harness.stages.evals.features import FEATURES
 from harness.stages.evals.fixtures import aime_rows, mrcr_rows
 from harness.stages.evals.planning import OFFICIAL
@@ -109,6 +110,14 @@ def test_the_bands_of_mrcr_go_as_far_as_the_claims_context_and_batches_as_its_bu
     assert check.cell.context == 1048576
     assert str(check.parameter("bands")).count(",") == 7
     assert check.parameter("batches") == "1,8,64"
+
+
+def test_a_plan_says_which_bytes_are_the_data_and_which_words_it_is_generated_in(pack: Pack) -> None:
+    official = dict(_planned(pack, "aime25")[0].parameters)
+    assert official["files"] == sources()["aime25"].digest()
+    assert official["revision"] == "563bb8404243c5f09de6ec262f2db674fe5bce9b"
+    generated = dict(_planned(pack, "aime25_fixture")[0].parameters)
+    assert generated["words"] == load_words(WORDS).digest()
 
 
 def test_chance_may_fail_the_evals_of_a_plan_no_more_often_than_the_policy_says(pack: Pack) -> None:
