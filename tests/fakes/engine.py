@@ -15,7 +15,8 @@ def said(ask: Ask, text: str, finish: Finish = "stop", gap: float = 1.0) -> Repl
     tokens = tuple(ord(letter) for letter in text)
     return Reply(
         item=ask.item, repeat=ask.repeat, text=text, tokens=tokens, finish=finish,
-        prompt_tokens=len(ask.text), likeliest=tuple(((token, -0.1), (ord("?"), -0.1 - gap)) for token in tokens),
+        prompt_tokens=len(ask.text),
+        likeliest=tuple(((token, -0.1), (ord("?"), -0.1 - gap)) for token in tokens),
         steps=tuple(range(1, len(tokens) + 1)), paths=("optimised/taken",) * len(tokens),
     )  # fmt: skip
 
