@@ -144,6 +144,10 @@ def judge_layer(check: Check, samples: Samples) -> Outcome:
         status, words = Status.NO_EVIDENCE, "nothing was traced"
     else:
         status, words = traced(samples, "on")
+    ran = {str(row["path"]) for row in records(samples, "layer_steps")}
+    if status is Status.PASS and ran != {"optimised"}:
+        status = Status.FAIL
+        words = "the kernels' own counters do not show every op of the path, or something else ran beside it"
     return judged(check, samples, status, words, next_steps(check), control, figures)
 
 

@@ -45,7 +45,7 @@ POISON_SCALE = 2.0
 TRANSITIONS = ("optimised_stock_optimised", "batch_grows", "prefill_joins", "draft_rejected")
 FEATURES = {"temperature_sampling": "temperature_sampling", "structured_output": "structured_output"}
 """Claimed features that a check of its own shows, beside prefix hits, verify steps and long contexts."""
-LAYER_CELLS = ((8, 1, 1024), (8, 8, 1024), (16, 1, 1024))
+LAYER_CELLS = ((8, 1, 1024), (8, 8, 1024))
 """(tp, batch, context) of the full-width layers that are traced on a GPU."""
 TRACED_LAYERS = 3
 
@@ -90,6 +90,8 @@ def path_cells(
 def _all_wanted(request: PlanRequest) -> Iterator[_Wanted]:
     envelope, arch = request.claim.envelope, request.machine.arch
     base = Cell.model_validate({"arch": arch, "batch": 2, "context": SHORT_CONTEXT})
+    if arch != "cpu":
+        yield from _layer_wanted(request, arch)
     yield from _path_wanted(request, base)
     for reason, cell in _decline_cells(envelope, arch):
         yield _Wanted(
@@ -122,8 +124,6 @@ def _all_wanted(request: PlanRequest) -> Iterator[_Wanted]:
         "ledger", "cost", base, "keeping the ledger costs less than the allowed share of a decode step",
         steps=24,
     )  # fmt: skip
-    if arch != "cpu":
-        yield from _layer_wanted(request, arch)
 
 
 def _path_wanted(request: PlanRequest, base: Cell) -> Iterator[_Wanted]:
@@ -170,18 +170,21 @@ def _request_wanted(request: PlanRequest, base: Cell, *, has_verify: bool) -> It
 
 
 def _layer_wanted(request: PlanRequest, arch: str) -> Iterator[_Wanted]:
-    for tp, batch, context in LAYER_CELLS:
-        cell = Cell.model_validate({"arch": arch, "tp": tp, "batch": batch, "context": context})
-        if not request.claim.envelope.admits(cell):
-            continue
-        for kind in request.pack.layer_kinds():
-            yield _Wanted(
-                "layer", f"{kind}.tp{tp}.b{batch}", cell,
-                "inside a graph replay of full-width layers the declared kernels ran and no others",
-                more=(
-                    ("layer_kind", kind), ("layout", "whole"), ("layers", TRACED_LAYERS), ("is_drawn", True),
-                ),
-            )  # fmt: skip
+    """One kind after the other, as the weights of two do not fit beside each other; first in the plan, as
+    stock's kernels must be loaded ahead of the pack's.
+    """
+    for kind in request.pack.layer_kinds():
+        for tp, batch, context in LAYER_CELLS:
+            cell = Cell.model_validate({"arch": arch, "tp": tp, "batch": batch, "context": context})
+            if request.claim.envelope.admits(cell):
+                yield _Wanted(
+                    "layer", f"{kind}.tp{tp}.b{batch}", cell,
+                    "inside a graph replay of full-width layers the declared kernels ran and no others",
+                    more=(
+                        ("layer_kind", kind), ("layout", "whole"), ("layers", TRACED_LAYERS),
+                        ("is_drawn", True),
+                    ),
+                )  # fmt: skip
 
 
 def _decline_cells(envelope: Envelope, arch: str) -> Iterator[tuple[str, Cell]]:

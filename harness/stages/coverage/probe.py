@@ -203,11 +203,14 @@ def kernel_rows(
     step: int,
     events: Sequence[Any],
     manifest: KernelManifest,
-    counted: Mapping[str, int],
+    counted: Mapping[str, int] | None,
     *,
     is_listed: bool,
 ) -> list[Row]:
-    """What one step ran, by declared op and place; the rest by name where it is to be listed."""
+    """What one step ran, by declared op and place; the rest by name where it is to be listed.
+
+    `counted` is what the counters say of the step, None where they say nothing of single ops.
+    """
     from harness.measure.kernel_trace import fits
 
     expected, seen, others = manifest.expected(), Counter[tuple[str, str]](), Counter[tuple[str, str]]()
@@ -226,7 +229,8 @@ def kernel_rows(
         places = [place for place in ("graph", "eager") if seen[op, place]] or ["none"]
         for nth, place in enumerate(places):
             declared = count if is_declared and nth == 0 else 0
-            witness = counted.get(op, 0) if op in fused and nth == 0 else None
+            has_witness = counted is not None and op in fused and nth == 0
+            witness = counted.get(op, 0) if counted is not None and has_witness else None
             rows.append((label, step, op, op, place, seen[op, place], declared, witness))
     rows += [(label, step, "", name, place, n, 0, None) for (name, place), n in sorted(others.items())]
     return rows

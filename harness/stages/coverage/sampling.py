@@ -134,7 +134,7 @@ def _sample_layer(probe: Probe) -> tuple[SampleTable, ...]:
             trace = tracer.result()
             for step in range(2):
                 events = [event for event in trace.events if event.step == step]
-                kernels += kernel_rows(label, step, events, manifest, {}, is_listed=True)
+                kernels += kernel_rows(label, step, events, manifest, None, is_listed=True)
             traces.append((label, *trace.sentinel, trace.blind, sum(trace.graph_launches.values()), 2))
             spans += span_rows(label, trace.events, manifest, DRAWN_LAYER)
         counts = layers.counts("optimised")
