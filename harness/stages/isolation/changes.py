@@ -12,7 +12,7 @@ __all__ = ["Called", "Changed", "changes_of", "resolved_calls"]
 SETTERS: Final = frozenset(
     ("setattr", "delattr", "operator.setitem", "operator.delitem", "operator.iadd", "operator.ior",
      "object.__setattr__", "object.__delattr__", "type.__setattr__", "type.__delattr__", "dict.update",
-     "dict.__setitem__", "list.append", "list.insert", "inspect.setattr")
+     "dict.__setitem__", "list.append", "list.insert", "functools.update_wrapper", "functools.wraps")
 )  # fmt: skip
 SETTING_METHODS: Final = ("__setattr__", "__delattr__", "__setitem__", "__delitem__", "__iadd__", "__ior__")
 GROWING_METHODS: Final = (
@@ -78,7 +78,8 @@ def _changes(flow: Flow | None) -> Iterator[Changed]:
 
 def _by_call(flow: Flow, node: ast.Call, scope: Scope) -> Iterator[Changed]:
     names = {name.removeprefix("builtins.") for name in flow.names(node.func, scope)}
-    if names & SETTERS and node.args:
+    is_setter = names & SETTERS or any(name.endswith(SETTING_METHODS) for name in names)
+    if is_setter and node.args:
         yield from _changed(flow, node, node, node.args[0], scope)
     elif isinstance(node.func, ast.Attribute) and node.func.attr in SETTING_METHODS:
         for held in (node.func.value, *node.args[:1]):

@@ -99,6 +99,7 @@ class Flow:
         self._known: dict[tuple[int, int], Origins] = {}
         self.calls: list[tuple[ast.Call, Scope]] = []
         self.statements: list[tuple[ast.AST, Scope]] = []
+        self.choices: list[ast.If | ast.IfExp] = []
         self._walk(tree, self.module)
         for call, scope in self.calls:
             self._hand_over(call, scope)
@@ -203,12 +204,29 @@ class Flow:
                 return frozenset(o for b in own.bindings[key] for o in self._bound(b, depth))
             return frozenset((Origin("handed", node.attr),)) if own is not None else NONE
         held = self.origins(node.value, scope, depth)
+        if not held and (given := self._field(node, scope, depth)):
+            return given
         if node.attr in ABOVE:
             bases = (
                 b for d in self.definitions(node.value, scope) if isinstance(d, ast.ClassDef) for b in d.bases
             )
             return held | frozenset(o for base in bases for o in self.origins(base, scope, depth))
         return frozenset(origin.part(node.attr) for origin in held)
+
+    def _field(self, node: ast.Attribute, scope: Scope, depth: int) -> Origins:
+        """What an object of the file's own was given under a keyword of that name."""
+        place: Scope | None = scope if isinstance(node.value, ast.Name) else None
+        while place is not None and isinstance(node.value, ast.Name) and node.value.id not in place.bindings:
+            place = place.above
+        made = place.bindings[node.value.id] if place is not None and isinstance(node.value, ast.Name) else []
+        given = [
+            (keyword.value, binding.scope or self.module)
+            for binding in made
+            if isinstance(binding.value, ast.Call)
+            for keyword in binding.value.keywords
+            if keyword.arg == node.attr
+        ]
+        return frozenset(o for value, inner in given for o in self.origins(value, inner, depth))
 
     def _item(self, node: ast.Subscript, scope: Scope, depth: int) -> Origins:
         key = node.slice.value if isinstance(node.slice, ast.Constant) else None
@@ -280,6 +298,9 @@ class Flow:
             for keyword in call.keywords:
                 if keyword.arg is not None:
                     inner.bind(keyword.arg, Binding(keyword.value, scope))
+                    if definition.args.kwarg is not None:
+                        held = ast.List(elts=[keyword.value], ctx=ast.Load())
+                        inner.bind(definition.args.kwarg.arg, Binding(held, scope))
             if definition.args.vararg is not None:
                 for value in call.args:
                     inner.bind(definition.args.vararg.arg, Binding(value, scope))
@@ -291,13 +312,13 @@ class Flow:
         return place
 
     def _walk(self, node: ast.AST, scope: Scope) -> None:
-        waiting: list[tuple[ast.AST, Scope]] = [(child, scope) for child in ast.iter_child_nodes(node)]
+        waiting: list[tuple[ast.AST, Scope]] = [(child, scope) for child in _inner(node)]
         while waiting:
             here, inside = waiting.pop()
-            if isinstance(here, ast.Subscript | ast.Compare):
+            if isinstance(here, ast.Subscript | ast.Compare | ast.For | ast.comprehension):
                 self._lies_in[here] = inside
             inner = self._enter(here, inside)
-            waiting += [(child, inner) for child in ast.iter_child_nodes(here)]
+            waiting += [(child, inner) for child in _inner(here)]
 
     def _enter(self, node: ast.AST, scope: Scope) -> Scope:
         """Binds what a node binds; the scope of what lies in it."""
@@ -337,6 +358,8 @@ class Flow:
             scope.globals.update(node.names)
         elif isinstance(node, ast.Call):
             self.calls.append((node, scope))
+        elif isinstance(node, ast.If | ast.IfExp):
+            self.choices.append(node)
         elif isinstance(node, ast.Assign):
             for target in node.targets:
                 self._bind_target(target, node.value, scope)
@@ -395,6 +418,9 @@ class _Instance(ast.expr):
 
 
 _SELF: Final = ("self", "cls")
+_LEAVES: Final = (
+    ast.Name, ast.Constant, ast.expr_context, ast.operator, ast.cmpop, ast.boolop, ast.unaryop,
+)  # fmt: skip
 _NEVER: Final = 10**9
 _COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 _STATEMENTS: Final = (
@@ -427,6 +453,16 @@ def _annotated(node: ast.expr | None) -> Iterator[ast.expr]:
         yield from _annotated(node.right)
     elif isinstance(node, ast.Subscript):
         yield from _annotated(node.slice)
+
+
+def _inner(node: ast.AST) -> Iterator[ast.AST]:
+    """What lies in a node and may bind or call something; names and constants do neither."""
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if isinstance(value, list):
+            yield from (part for part in value if isinstance(part, ast.AST) and not isinstance(part, _LEAVES))
+        elif isinstance(value, ast.AST) and not isinstance(value, _LEAVES):
+            yield value
 
 
 def _is_self(node: ast.expr) -> bool:

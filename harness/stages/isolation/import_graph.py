@@ -8,6 +8,7 @@ docstring counts too, so that reach is over- and never under-stated. A name that
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Final
 
 from grimp import ImportGraph
@@ -30,6 +31,7 @@ _COMMENT: Final = re.compile(r"#[^\n]*|[()\\]")
 _QUOTED: Final = re.compile(r"""["']([A-Za-z_]\w*(?:\.\w+)+)(?:[:.][\w.]*)?["']""")
 
 
+@lru_cache(maxsize=2 * MAX_MODULES)
 def module_of(path: str) -> str:
     """Name of a Python file in the graph: its path with dots, without the folder of the import path."""
     stem = path.removesuffix(".py").removesuffix("/__init__")
@@ -37,13 +39,15 @@ def module_of(path: str) -> str:
     return stem.removeprefix(root).replace("/", ".")
 
 
-def named_modules(path: str, text: str, roots: frozenset[str]) -> frozenset[str]:
-    """Dotted names that a file imports or holds as a string, of packages in `roots`."""
+def named_modules(
+    path: str, text: str, roots: frozenset[str], packages: frozenset[str] | None = None
+) -> frozenset[str]:
+    """Dotted names that a file imports, of `roots`, or holds as a string, of `packages`."""
     if len(text) > MAX_SCANNED:
         return frozenset()
     package = package_of(path)
     found = set(_imported(text, package))
-    if any(f'"{root}.' in text or f"'{root}." in text for root in roots):
+    if any(f'"{name}.' in text or f"'{name}." in text for name in (roots if packages is None else packages)):
         found.update(_QUOTED.findall(text))
     return frozenset(name for name in found if name.partition(".")[0] in roots)
 
@@ -116,7 +120,11 @@ def read_names(
     paths: tuple[str, ...], read: Callable[[str], str | None], roots: frozenset[str]
 ) -> dict[str, frozenset[str]]:
     """What every Python file of a side asks for; files that cannot be read ask for nothing."""
-    return {path: named_modules(path, read(path) or "", roots) for path in paths}
+    known = frozenset(paths)
+    packages = frozenset(r for r in roots if any(f"{f}{r}/__init__.py" in known for f in PYTHON_ROOTS)) - {
+        "tests"
+    }
+    return {path: named_modules(path, read(path) or "", roots, packages or None) for path in paths}
 
 
 def _imported(text: str, package: str) -> Iterator[str]:

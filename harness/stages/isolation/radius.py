@@ -65,7 +65,9 @@ class Radius(NamedTuple):
     """Why there is no import graph; empty where there is one."""
 
 
-def measure_radius(judged: Sequence[Source], tree: SourceTree, zones: ZoneMap) -> Radius:
+def measure_radius(
+    judged: Sequence[Source], tree: SourceTree, zones: ZoneMap, head_zones: ZoneIndex
+) -> Radius:
     """The reach of the judged files' changes; only Python files are in the graph."""
     altered = tuple(a for source in judged for a in altered_functions(source))
     code = [s for s in judged if s.zone not in UNTESTED_ZONES and s.after is not None and s.added]
@@ -75,7 +77,6 @@ def measure_radius(judged: Sequence[Source], tree: SourceTree, zones: ZoneMap) -
         missing = f"the tree has over {MAX_MODULES} modules" if changed else "no Python code changed"
         return Radius((), (), (), altered, missing)
     names = _names(tree, sides["head"], package_roots(sides["head"] + sides["base"]))
-    head_zones = ZoneIndex(zones, frozenset(tree.paths("head")))
     base_zones = ZoneIndex(zones, frozenset(tree.paths("base")))
     before_names = {p: names[p] for p in sides["base"] if p in names}
     before_names |= _base_names(tree, sides, judged)

@@ -83,7 +83,7 @@ def sample_on(check: Check, context: StageContext, today: date) -> Samples:
             _selection_table(graph),
             SampleTable(name="sampled", columns=("on",), rows=((today.isoformat(),),)),
             *(_graph_tables(graph) if family == "opt_in" else ()),
-            *(_radius_tables(context, judged) if family == "blast_radius" else ()),
+            *(_radius_tables(context, judged, zones) if family == "blast_radius" else ()),
         ),
         findings=findings,
         duration_s=round(time.monotonic() - started, 3),
@@ -200,9 +200,11 @@ def _graph_tables(graph: Graph) -> tuple[SampleTable, ...]:
     )
 
 
-def _radius_tables(context: StageContext, judged: Sequence[Source]) -> tuple[SampleTable, ...]:
+def _radius_tables(
+    context: StageContext, judged: Sequence[Source], zones: ZoneIndex
+) -> tuple[SampleTable, ...]:
     assert context.tree is not None
-    radius = measure_radius(judged, context.tree, context.zones)
+    radius = measure_radius(judged, context.tree, context.zones, zones)
     tables = (
         ("reach_by_zone", ("zone", "modules", "before", "after"), radius.zones),
         ("newly_reaching", ("path", "zone", "chain"), radius.newly),

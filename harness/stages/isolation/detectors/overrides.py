@@ -40,12 +40,24 @@ def find_private_override(rule: Rule, source: Source, around: Surroundings) -> I
 def _classes(flow: Flow | None) -> Iterator[_Class]:
     for node, scope in flow.statements if flow is not None else ():
         assert flow is not None
-        if isinstance(node, ast.ClassDef):
+        if isinstance(node, ast.Assign):
+            yield from _assigned(node, flow, scope)
+        elif isinstance(node, ast.ClassDef):
             bases = frozenset(name for base in node.bases for name in flow.names(base, scope))
             yield _Class(bases, tuple(_methods_of(node)))
         elif isinstance(node, ast.Call) and len(node.args) == 3 and _is_new_class(node, flow, scope):
             bases = frozenset(o.dotted for o in flow.origins(node.args[1], scope) if o.kind == "import")
             yield _Class(bases, tuple(_methods_in(node)))
+
+
+def _assigned(node: ast.Assign, flow: Flow, scope: Scope) -> Iterator[_Class]:
+    """A method that is put on a class of the file's own after it was made."""
+    for target in node.targets:
+        if isinstance(target, ast.Attribute):
+            for cls in flow.definitions(target.value, scope):
+                if isinstance(cls, ast.ClassDef):
+                    bases = frozenset(name for base in cls.bases for name in flow.names(base, scope))
+                    yield _Class(bases, ((target.attr, node.lineno),))
 
 
 def _is_new_class(node: ast.Call, flow: Flow, scope: Scope) -> bool:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.documents import parse_yaml
 from harness.domain.errors import InputError
@@ -16,6 +16,8 @@ __all__ = ["find_ast_grep", "find_path", "find_regex"]
 
 WHOLE_CALL = re.compile(r"([A-Za-z_]\w*(?:\.(?:\w+|\$[A-Z]+))*)\((\$[A-Z]+(, )?)?(\$\$\$[A-Z]+)?\)")
 """A code pattern that says what is called and leaves the arguments open."""
+METHOD_CALL = re.compile(r"\$[A-Z]+\.(\w+)\(")
+LITERAL_GETATTR = re.compile(r"""getattr\([^()]{1,200},\s*["'](\w+)["']""")
 VALUE = "VALUE"
 """The metavariable that a rule's `allow` is matched against."""
 
@@ -36,6 +38,10 @@ def find_ast_grep(rule: Rule, source: Source, around: Surroundings) -> Iterator[
                 continue
             seen.add(line)
             yield Match(line, source.lines[line - 1].strip())
+    for line in _methods_by_text(rule, source):
+        if line in source.added and line not in seen:
+            seen.add(line)
+            yield Match(line, source.lines[line - 1].strip(), "takes a method by its name as text")
     for call in _calls_by_another_name(rule, source):
         line = source.first_added(call.first, call.last)
         if line is not None and line not in seen:
@@ -67,25 +73,56 @@ def find_path(rule: Rule, source: Source, around: Surroundings) -> Iterator[Matc
 def _calls_by_another_name(rule: Rule, source: Source) -> Iterator[Called]:
     """Calls that a pattern names in full, and the file by an alias."""
     wanted = _full_names(rule)
-    if wanted is None or source.language != "python":
+    if wanted.whole is None or source.language != "python":
         return
-    for call in resolved_calls(source):
+    by_word = source.derive("calls by word", lambda s: _by_word(resolved_calls(s)))
+    for call in dict.fromkeys(call for word in wanted.words & by_word.keys() for call in by_word[word]):
         names = [name.removeprefix("builtins.") for name in call.names]
         texts = (call.argument.strip("\"' "), *(f"{name}({call.argument})" for name in names))
-        if any(map(wanted.fullmatch, names)) and not any(_allows(rule, text) for text in texts):
+        if any(map(wanted.whole.fullmatch, names)) and not any(_allows(rule, text) for text in texts):
             yield call
 
 
+def _methods_by_text(rule: Rule, source: Source) -> Iterator[int]:
+    """Lines with `getattr(x, "name")` for a method that a pattern names."""
+    methods = {found[1] for p in rule.patterns if (found := METHOD_CALL.match(p)) is not None}
+    text = source.after or ""
+    if methods and source.language == "python" and "getattr" in text:
+        for found in LITERAL_GETATTR.finditer(text):
+            if found[1] in methods:
+                yield text.count("\n", 0, found.start()) + 1
+
+
+class _Wanted(NamedTuple):
+    """Names that a rule's patterns call with whatever arguments."""
+
+    whole: re.Pattern[str] | None
+    words: frozenset[str]
+    """One word of each that its calls must have: the last, or the one before a last that is open."""
+
+
+def _by_word(calls: tuple[Called, ...]) -> dict[str, list[Called]]:
+    """Calls by each of the last two words of their names."""
+    found: dict[str, list[Called]] = {}
+    for call in calls:
+        for word in {word for name in call.names for word in name.rsplit(".", 2)[-2:]}:
+            found.setdefault(word, []).append(call)
+    return found
+
+
 @lru_cache(maxsize=512)
-def _full_names(rule: Rule) -> re.Pattern[str] | None:
-    """Names of what a rule's patterns call with whatever arguments."""
+def _full_names(rule: Rule) -> _Wanted:
     found = [whole[1] for p in rule.patterns if (whole := WHOLE_CALL.fullmatch(p)) is not None]
     forms = "|".join(
         (r"(?:[\w.]+\.)?" if "." in name or name[0].isupper() else "")
         + re.sub(r"\\\$[A-Z]+", r"\\w+", re.escape(name))
         for name in found
     )
-    return re.compile(forms) if forms else None
+    words = (name.split(".") for name in found)
+    return _Wanted(
+        re.compile(forms) if forms else None,
+        frozenset(w[-2] if w[-1].startswith("$") and len(w) > 1 else w[-1] for w in words),
+    )
 
 
 def _find_all(rule: Rule, root: Node, config: Any) -> list[Node]:

@@ -125,11 +125,13 @@ def find_environment_read(rule: Rule, source: Source, around: Surroundings) -> I
 
 
 def _asked(node: ast.AST) -> tuple[ast.expr | None, ast.expr | None]:
-    """(container, key) of `c[k]` that is read, and of `k in c`."""
+    """(container, key) of `c[k]` that is read, of `k in c`, and of a loop over `c`."""
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
         return node.value, node.slice
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.In | ast.NotIn):
         return node.comparators[0], node.left
+    if isinstance(node, ast.For | ast.comprehension):
+        return node.iter, node.iter
     return None, None
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from harness.domain.policy import Rule
 from harness.stages.isolation.defaults import Constants, is_lookup, values_when_unset
+from harness.stages.isolation.flow import flow_of
 from harness.stages.isolation.names import package_of
 from harness.stages.isolation.source import Source
 from harness.stages.isolation.surroundings import Match, Surroundings
@@ -24,16 +25,16 @@ def find_open_guard(rule: Rule, source: Source, around: Surroundings) -> Iterato
     """Conditions that hold when every setting is missing, where they are about a path: the rule's patterns
     say by what they read; and settings that are named for what they switch off.
     """
-    if source.module is None:
+    flow = flow_of(source)
+    if flow is None:
         return
     constants = _constants(source, around)
-    for node in ast.walk(source.module):
-        if isinstance(node, ast.If | ast.IfExp):
-            text = ast.unparse(node.test)[:2000]
-            values = values_when_unset(node.test, constants) if _is_about(rule, text) else None
-            if values and all(values):
-                yield from _at(source, node.test, "holds when nobody has set anything")
-        if isinstance(node, ast.Call) and is_lookup(node) and any(map(_is_negative, node.args)):
+    for choice in flow.choices:
+        values = values_when_unset(choice.test, constants)
+        if values and all(values) and _is_about(rule, ast.unparse(choice.test)[:2000]):
+            yield from _at(source, choice.test, "holds when nobody has set anything")
+    for node, _ in flow.calls:
+        if is_lookup(node) and any(map(_is_negative, node.args)):
             yield from _at(source, node, "is a switch for those who want the stock path")
 
 

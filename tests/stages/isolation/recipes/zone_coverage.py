@@ -17,7 +17,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Final
 
-from releases import DIGESTS
+from releases import DIGESTS  # type: ignore[import-not-found]  # a script beside this one
 
 from harness.documents import load_policy_set, load_zone_map
 from harness.stages.isolation.policy_check import check_policy
