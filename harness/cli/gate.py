@@ -249,8 +249,9 @@ def _print_verdict(verdict: "Verdict") -> None:
         out.print(
             f"to make what is missing, first in a clone:\n  {verdict.worktree}", markup=False, soft_wrap=True
         )
-    for where, command in dict.fromkeys((m.where, m.command) for m in verdict.missing):
-        out.print(f"on {where}:\n  {command}", markup=False, soft_wrap=True)
+    for where in dict.fromkeys(m.where for m in verdict.missing):
+        commands = dict.fromkeys(m.command for m in verdict.missing if m.where == where)
+        out.print("\n  ".join([f"on {where}:", *commands]), markup=False, soft_wrap=True)
 
 
 def _row_table(verdict: "Verdict") -> "Table":

@@ -100,6 +100,18 @@ def test_a_candidate_that_dies_here_is_not_replicated(
     assert result.checks[0].why.startswith("PASS in the bundle and FAIL here: the candidate crashed")
 
 
+def test_what_a_narrowed_bundle_left_out_is_not_asked_of_its_repetition(
+    bundle: Path, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cell = plan.checks[0].cell
+    assert cell is not None
+    wide = make_plan(plan_request(PACK), CodeDigests("1" * 64, "2" * 64), NONCE, (StageName.COVERAGE,))
+    assert sum(check.cell == cell for check in wide.checks) > sum(c.cell == cell for c in plan.checks)
+    code, result = _reproduce(bundle, "--cell", cell.label(), "--out", tmp_path / "again")
+    assert (code, [c.check for c in result.checks]) == (0, [c.id for c in plan.checks if c.cell == cell])
+
+
 def test_other_kernels_are_told_before_anything_runs(
     plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
