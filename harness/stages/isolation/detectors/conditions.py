@@ -75,7 +75,7 @@ def _meanings(root: Node) -> dict[str, list[tuple[int, str]]]:
 
 def _with_meanings(condition: Node, meanings: dict[str, list[tuple[int, str]]]) -> str:
     """The condition, and what its names were assigned shortly before."""
-    text, line = condition.text(), condition.range().start.line
+    text, line = re.sub(r"#[^\n]*", "", condition.text()), condition.range().start.line
     told = [
         meaning
         for name in dict.fromkeys(re.findall(r"(?<![.\w])[A-Za-z_]\w*(?![\w(.\[])", text))
