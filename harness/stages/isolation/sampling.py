@@ -1,7 +1,9 @@
 """What the rules saw: raw findings, what was read, and what became of the planted violations."""
 
+import gc
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -55,6 +57,12 @@ def sample_on(check: Check, context: StageContext, today: date) -> Samples:
         raise InputError(
             f"{check.id} reads the repository, and none was given; run it where that is (--repo DIR)"
         )
+    with _without_collection():
+        return _sample(check, context, today)
+
+
+def _sample(check: Check, context: StageContext, today: date) -> Samples:
+    assert context.tree is not None
     started = time.monotonic()
     family = str(check.subject)
     context.progress(f"isolation: {family} over {len(context.change.files)} files")
@@ -88,6 +96,20 @@ def sample_on(check: Check, context: StageContext, today: date) -> Samples:
         findings=findings,
         duration_s=round(time.monotonic() - started, 3),
     )
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """No search for garbage meanwhile: each new syntax tree would have all held ones searched again,
+    which took most of the time of a large change.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _read(context: StageContext) -> tuple[ZoneIndex, dict[str, Source]]:
