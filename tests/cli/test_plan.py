@@ -39,7 +39,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (validate.app, {"machine"}, {"out", "resume", "keep_going", "json"}),
         (plan.app, set(), {"save", "show_all", "json"}),
         (run.app, {"stage", "machine"}, {"out", "resume", "stage", "json"}),
-        (evals.app, {"stage", "machine"}, {"out", "resume", "name", "json"}),
+        (evals.app, {"stage", "machine"}, {"out", "resume", "task", "data", "name", "json"}),
         (sweep.app, {"stage", "machine"}, {"out", "resume", "name", "json"}),
     ],
     ids=["validate", "plan", "run", "evals run", "sweep run"],
