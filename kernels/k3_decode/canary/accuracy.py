@@ -184,6 +184,7 @@ def lower_bound(right: int, count: int, alpha: float = 0.05) -> float:
     return low
 
 
+@torch.no_grad()  # for the time of the run: a caller keeps its own gradients
 def main(arguments: list[str] | None = None) -> None:
     """Command line; see the module's docstring."""
     parser = argparse.ArgumentParser(
@@ -201,7 +202,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=File, required=True)
     args = parser.parse_args(arguments)
     shapes = CANARY_H8 if args.heads == CANARY_H8.heads else CANARY
-    torch.set_grad_enabled(False)
     started = time.monotonic()
     for task, tokens in LENGTHS:
         if args.only and f"{task}:{tokens}" not in args.only:
