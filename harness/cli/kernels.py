@@ -165,7 +165,9 @@ def sanitize_ops(
         for check in firsts.values():
             for name in [t for t in TOOLS if not tool or t in tool]:
                 err.print(f"{name} {check.id}", soft_wrap=True)
-                runs.append(run_sanitizer(_job(request, check, seed, folder), name, Path(folder)))
+                run = run_sanitizer(_job(request, check, seed, folder), name, Path(folder))
+                err.print(f"{run.status.value} {run.words}", markup=False, soft_wrap=True)
+                runs.append(run)
     if json:
         print_json({"runs": [run.model_dump(mode="json") for run in runs]})
     else:

@@ -58,7 +58,7 @@ __all__ = [
 
 LAUNCH_SLOTS = 16
 """Length of the counters that optimised ops add to."""
-REUSE_SHIFT, MATES_SHIFT = 1000, 3000
+REUSE_SHIFT, MATES_SHIFT, SEEN_SHIFT = 1000, 3000, 6000
 """Offsets of seeds, so that inputs differ from every regime's."""
 Row = tuple[Scalar, ...]
 
@@ -137,6 +137,7 @@ def try_regime(trial: Trial, regime: str, number: int, rows: Rows) -> Pair:
     if number == 0:
         _record_repeats(trial, pair, rows)
         _record_operations(trial, pair.args, rows)
+        _record_seen_before(trial, regime, pair.args, rows)
         _record_reuse(trial, regime, pair, rows)
         _record_mates(trial, regime, pair.args, rows)
     return pair
@@ -308,6 +309,29 @@ def _record_operations(trial: Trial, args: dict[str, Any], rows: Rows) -> None:
     recorded["disguised"] = operations_of(disguise)
     for arm, seen in recorded.items():
         rows.add("operations", arm, len(seen), shared_operations(recorded["stock"], seen))
+
+
+def _record_seen_before(trial: Trial, regime: str, args: dict[str, Any], rows: Rows) -> None:
+    """Torch operations on inputs that were never there before, and on the same again: an answer that is kept
+    by content saves the second time. A call that copies a kept answer is the control.
+    """
+    fresh = fresh_arguments(trial, regime, args, SEEN_SHIFT)
+    arm, recorded = optimised_arm(trial), dict[str, tuple[str, ...]]()
+    for name in ("first", "second"):
+        result = Result(guard(fresh), torch.zeros(LAUNCH_SLOTS, dtype=torch.int32, device=trial.device))
+        recorded[name] = operations_of(partial(arm, result))
+    outputs = [result.guarded.args[p.name] for p in trial.of_role("output")]
+    kept = [value.clone() for value in outputs if isinstance(value, torch.Tensor)]
+
+    def remember() -> None:
+        for value in kept:
+            value.copy_(value)
+
+    recorded["remembered"] = operations_of(remember)
+    for name, seen in recorded.items():
+        is_alike = not recorded["first"] and not seen
+        share = 1.0 if is_alike else shared_operations(recorded["first"], seen)
+        rows.add("operations", name, len(seen), share)
 
 
 def _record_reuse(trial: Trial, regime: str, pair: Pair, rows: Rows) -> None:

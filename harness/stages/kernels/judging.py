@@ -64,6 +64,7 @@ def judge(check: Check, samples: Samples) -> Outcome:
         *_error_findings(check, samples),
         *_exact_findings(samples),
         *_touch_findings(samples),
+        *_seen_before_findings(samples),
     )
     return _outcome(
         check,
@@ -176,6 +177,18 @@ def _process_findings(samples: Samples) -> tuple[Finding, ...]:
     )
 
 
+def _seen_before_findings(samples: Samples) -> tuple[Finding, ...]:
+    """A candidate that does less for inputs that it has seen: its time on them is no one's."""
+    counts = {str(r["arm"]): int(r["count"]) for r in _records(samples, "operations")}
+    if "second" not in counts or (_shared(samples, "second") == 1 and counts["second"] == counts["first"]):
+        return ()
+    message = (
+        f"{counts['first']} torch operations on inputs that were never there before, {counts['second']} on "
+        "the same again: answers are kept by content"
+    )
+    return (Finding(rule="answers_kept_by_content", severity=Severity.ERROR, message=message),)
+
+
 def _spread_warnings(samples: Samples) -> tuple[Finding, ...]:
     """Where the candidate's own answers differ more than stock's do; it fails nothing."""
     shares = _spread_shares(samples)
@@ -222,6 +235,7 @@ def _control(check: Check, samples: Samples) -> Control:
     if dict(check.parameters).get("spread"):  # plans of this harness on
         planted_names = {r["name"] for r in _records(samples, "process") if r["arm"] == "planted"}
         noticed["checker replaced"] = bool(planted_names)
+        noticed["answer kept by content"] = _shared(samples, "remembered") < 1
     if samples.table("jitter") is not None:
         noticed["read above the wait"] = _jitter_differs(samples, "early") > 0
         noticed["read below the wait is right"] = _jitter_differs(samples, "patient") == 0

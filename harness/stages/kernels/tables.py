@@ -23,7 +23,10 @@ _TOUCHES = {
     "regime": TEXT, "arm": choice("stock", "optimised"), "argument": TEXT,
     "kind": choice("guard", "gap", "input", "untouched_state", "unwritten", "version"), "bytes": COUNT,
 }  # fmt: skip
-_OPERATIONS = {"arm": choice("stock", "optimised", "disguised"), "count": COUNT, "shared": NUMBER}
+_OPERATIONS = {
+    "arm": choice("stock", "optimised", "disguised", "first", "second", "remembered"), "count": COUNT,
+    "shared": NUMBER,
+}  # fmt: skip
 SHAPES: Mapping[str, TableShape] = {
     "errors": TableShape(_ERRORS, key=("regime", "output", "token")),
     "exact": TableShape(_EXACT, key=("regime", "output")),
@@ -102,7 +105,10 @@ def _missing(check: Check, samples: Samples) -> Iterator[str]:
         yield from missing_rows(check.cell, _named(check, "by_token"), samples)
     yield from _missing_spread(check, samples, outputs)
     arms = {r["arm"] for r in _records(samples, "operations")}
-    yield from (f"operations of {arm} are missing" for arm in ("optimised", "disguised") if arm not in arms)
+    asked: tuple[str, ...] = ("optimised", "disguised")
+    if _named(check, "spread"):  # a plan of this harness
+        asked = (*asked, "first", "second", "remembered")
+    yield from (f"operations of {arm} are missing" for arm in asked if arm not in arms)
 
 
 def _regimes(check: Check) -> tuple[str, ...]:

@@ -25,6 +25,8 @@ __all__ = ["SPEC", "oracle", "stock"]
 
 REGIMES = (*BASE_REGIMES, "uneven_lengths", "empty_request", "poisoned_tail", "sharp", "strided_query")
 ROW = KV_LORA + QK_ROPE
+NOISE_ELEMENTS = (1 << 20) + 7
+"""Prime."""
 LARGEST_POOL_BYTES = 12 << 30
 """Above it requests share pages, which they only read."""
 
@@ -156,12 +158,20 @@ def _cache(
     if kind in ("constant_rows", "recorded"):
         rows = (min(pages * PAGE_SIZE, POOL_ELEMENTS // ROW), ROW)
         pool = activation(kind, rows, generator, device, source="mla_attend.cache").flatten()
+        if kind == "recorded":  # no two keys of a context are equal: sums of equal terms round to one side
+            pool = (pool.float() * (1 + 0.1 * _noise(pool.numel(), generator, device))).to(pool.dtype)
     else:
         pool = activation(kind, (min(count, POOL_ELEMENTS),), generator, device, large=30.0)
     stored = to_cache(pool, kv_scale, cache_dtype(cell.kv_dtype))
     cache = spread(stored, (pages, PAGE_SIZE, ROW), device).clone()
     cache[0] = torch.nan
     return cache
+
+
+def _noise(count: int, generator: torch.Generator, device: torch.device) -> torch.Tensor:
+    """fp32 [count] of unit normals that repeat after a prime number of them."""
+    drawn = torch.randn(min(count, NOISE_ELEMENTS), generator=generator)
+    return spread(drawn, (count,), device)
 
 
 def _poison_tails(cache: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor) -> None:

@@ -99,7 +99,7 @@ def test_an_honest_candidate_passes_and_its_control_noticed_every_spoiled_result
     assert outcome.status is Status.PASS
     assert outcome.control is not None
     assert outcome.control.failed
-    assert outcome.control.observed == "11 spoiled results noticed"
+    assert outcome.control.observed == "12 spoiled results noticed"
     figures = {f.name: f.value for f in outcome.figures}
     assert figures["repeat_identical_share"] == 1
     assert figures["launches"] == 3  # gaussian, reused and large
