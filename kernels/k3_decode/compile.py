@@ -162,8 +162,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _leave_out_the_host_part() -> None:
-    """Have `cute.compile` of this process stop at the cubin: machine code of the host is 40 % of a compile and
-    runs nowhere here. The cubins are the same, byte for byte.
+    """Have `cute.compile` of this process stop at the cubin: machine code of the host is 40 % of a compile
+    and runs nowhere here. The cubins are the same, byte for byte.
     """
     cute: Any = importlib.import_module("cutlass.cute")
     whole = cute.compile
