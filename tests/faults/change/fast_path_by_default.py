@@ -11,7 +11,8 @@ FAULT = Fault(
     expected="isolation",
     scene=ChangeScene(
         path="kernels/k3_decode/decode.py",
-        fault='\n\ndef backend(extra: dict[str, str]) -> str:\n    return extra.get("decode_backend", "latency_specialized")\n',
-        repaired='\n\ndef backend(extra: dict[str, str]) -> str:\n    return extra.get("decode_backend", "auto")\n',
+        # A field and no reading of the switch, which would be a second selection in either form.
+        fault='\n\nclass DecodeOptions:\n    decode_backend: str = "latency_specialized"\n',
+        repaired='\n\nclass DecodeOptions:\n    decode_backend: str = "auto"\n',
     ),
 )
