@@ -6,7 +6,7 @@ missing, a glob that does not compile or a rule in a file of another name raises
 
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pathspec import GitIgnoreSpec
 
@@ -15,9 +15,19 @@ from harness.documents.yaml_text import MAX_BYTES, PlainData, parse_yaml
 from harness.domain.claim import Claim
 from harness.domain.errors import InputError
 from harness.domain.policy import Policy, Rule, ZoneMap
+from harness.domain.record import Record
 from harness.domain.resources import data_folder
 
-__all__ = ["PolicySet", "load_claim", "load_policy", "load_policy_set", "load_rules", "load_zone_map"]
+__all__ = [
+    "PolicySet",
+    "load_claim",
+    "load_policy",
+    "load_policy_set",
+    "load_record",
+    "load_rules",
+    "load_zone_map",
+]
+R = TypeVar("R", bound=Record)
 
 _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 
@@ -31,9 +41,14 @@ class PolicySet(NamedTuple):
     """Every rule of the folder, in order of id; the policy's families select among them."""
 
 
+def load_record(model: type[R], path: Path) -> R:
+    """A record of any kind from a YAML file, with every problem in one `InputError`."""
+    return parse_record(model, _read(path), str(path))
+
+
 def load_claim(path: Path) -> Claim:
     """The claim in a file."""
-    claim = parse_record(Claim, _read(path), str(path))
+    claim = load_record(Claim, path)
     _require_globs(claim.files, f"{path}: files")
     return claim
 

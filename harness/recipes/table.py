@@ -4,10 +4,9 @@ an optimised path says why.
 
 from typing import Literal, Self
 
-import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from harness.domain.errors import InputError
+from harness.documents.load import load_record
 from harness.domain.record import Positive, Record
 from harness.domain.resources import data_folder
 
@@ -69,8 +68,4 @@ class _Table(Record):
 
 def load_models() -> tuple[ModelRecipe, ...]:
     """Every model of the table; raises `InputError` where the table is broken."""
-    path = data_folder("sweeps") / "recipes" / "models.yaml"
-    try:
-        return _Table.model_validate(yaml.safe_load(path.read_text(encoding="utf-8"))).models
-    except (OSError, yaml.YAMLError, ValidationError) as error:
-        raise InputError(f"{path}: the table of recipes cannot be read: {error}; restore it") from error
+    return load_record(_Table, data_folder("sweeps") / "recipes" / "models.yaml").models
