@@ -36,6 +36,8 @@ def guards(program: Program, is_flag: Mapping[int, bool]) -> dict[int, Guard]:
 
     `is_flag` says of each access, by instruction index, whether its address may be a flag's or a mailbox's.
     """
+    if not any(is_flag.values()):
+        return dict.fromkeys((i for i, code in enumerate(program.instructions) if code.access), Guard.NONE)
     blocks = blocks_of(program)
     by_leader = {block.start: number for number, block in enumerate(blocks)}
     entering: dict[int, State] = {0: frozenset({Guard.NONE})} if blocks else {}

@@ -6,6 +6,7 @@ an instruction whose effect on addresses is not known is opaque: what it writes 
 never as a known pointer.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -209,45 +210,18 @@ def blocks_of(program: Program) -> tuple[range, ...]:
 
 
 def in_cycles(program: Program) -> frozenset[int]:
-    """Indices of instructions that may run again after themselves (Tarjan's strongly connected parts)."""
-    index: dict[int, int] = {}
-    low: dict[int, int] = {}
-    on_stack: set[int] = set()
-    stack: list[int] = []
-    found: set[int] = set()
+    """Indices of instructions that may run again after themselves."""
+    # Here, as planning and workers load this module too, and workers have no scipy.
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     count = len(program.instructions)
-    for root in range(count):
-        if root in index:
-            continue
-        work = [(root, iter(program.instructions[root].follows))]
-        index[root] = low[root] = len(index)
-        stack.append(root)
-        on_stack.add(root)
-        while work:
-            node, successors = work[-1]
-            for follower in successors:
-                if follower >= count:
-                    continue
-                if follower not in index:
-                    index[follower] = low[follower] = len(index)
-                    stack.append(follower)
-                    on_stack.add(follower)
-                    work.append((follower, iter(program.instructions[follower].follows)))
-                    break
-                if follower in on_stack:
-                    low[node] = min(low[node], index[follower])
-            else:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
-                if low[node] == index[node]:
-                    component = []
-                    while True:
-                        member = stack.pop()
-                        on_stack.discard(member)
-                        component.append(member)
-                        if member == node:
-                            break
-                    if len(component) > 1 or node in program.instructions[node].follows:
-                        found.update(component)
-    return frozenset(found)
+    edges = [(i, f) for i, code in enumerate(program.instructions) for f in code.follows if f < count]
+    if not edges:
+        return frozenset()
+    sources, targets = zip(*edges, strict=True)
+    graph = coo_array(([1] * len(edges), (sources, targets)), shape=(count, count))
+    _, part_of = connected_components(graph, connection="strong")
+    sizes = Counter(part_of.tolist())
+    itself = {i for i, f in edges if i == f}
+    return frozenset(i for i, part in enumerate(part_of.tolist()) if sizes[part] > 1 or i in itself)
