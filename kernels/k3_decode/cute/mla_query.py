@@ -50,6 +50,7 @@ from k3_decode.cute.mla_query_rows import (
     ROPE,
     UK_PITCH,
     WARPS,
+    begin_uk_copies,
     bf16_words,
     fakes_of,
     floats,
@@ -107,14 +108,7 @@ def _query(
     row_bytes = Int64(packed.stride[0]) * 2
     if warp < WARPS:
         # Weights before the wait.
-        uk_from = ins.byte_address(uk_weight) + Int64(head * (NOPE * LATENT) + rank * OWN_COLUMNS) * 2
-        for i in cutlass.range_constexpr(NOPE * OWN_COLUMNS * 2 // 16 // (32 * WARPS)):
-            piece = tid + i * (32 * WARPS)
-            row, part = piece // 8, piece % 8
-            ins.copy_async(
-                uk_at + row * UK_PITCH + part * 16, uk_from + Int64(row * (LATENT * 2) + part * 16)
-            )
-        cute.arch.cp_async_commit_group()
+        begin_uk_copies(uk_weight, head, rank, tid, uk_at)
         chunk_of = [cutlass.min(warp + i * WARPS, chunks - 1) for i in range(own_chunks)]
         has_chunk = [Int32(warp + i * WARPS < chunks) for i in range(own_chunks)]
         columns = [Int64(chunk * (CHUNK * 2) + quarter * 16) for chunk in chunk_of]

@@ -14,8 +14,8 @@ from k3_decode.cute import instructions as ins
 
 __all__ = [
     "CHUNK", "CLUSTER", "HEAD_ROWS", "LATENT", "MAIN_BARRIER", "NOPE", "NOPE_PITCH", "OP_INDEX",
-    "OWN_COLUMNS", "OWN_ROWS", "ROPE", "UK_PITCH", "WARPS", "bf16_words", "fakes_of", "floats",
-    "store_cache_row",
+    "OWN_COLUMNS", "OWN_ROWS", "ROPE", "UK_PITCH", "WARPS", "begin_uk_copies", "bf16_words", "fakes_of",
+    "floats", "store_cache_row",
 ]  # fmt: skip
 
 OP_INDEX = 8
@@ -58,6 +58,18 @@ def fakes_of(q_lora: int, is_fp8: bool) -> tuple[Any, ...]:
         packed, q_norm, kv_norm, q_weight, uk_weight, cache, slot_mapping, query, launches, Float32(1.0),
         Float32(1e-5), stream,
     )  # fmt: skip
+
+
+def begin_uk_copies(uk_weight: cute.Tensor, head: Int32, rank: Int32, tid: Int32, uk_at: Int32) -> None:
+    """The main warps' threads start copying the block's columns of a head's W_UK into shared memory at
+    `uk_at`, one group of asynchronous copies.
+    """
+    source = ins.byte_address(uk_weight) + Int64(head * (NOPE * LATENT) + rank * OWN_COLUMNS) * 2
+    for i in range(NOPE * OWN_COLUMNS * 2 // 16 // (32 * WARPS)):
+        piece = tid + i * (32 * WARPS)
+        row, part = piece // 8, piece % 8
+        ins.copy_async(uk_at + row * UK_PITCH + part * 16, source + Int64(row * (LATENT * 2) + part * 16))
+    cute.arch.cp_async_commit_group()
 
 
 def floats(words: ins.Words) -> list[Float32]:

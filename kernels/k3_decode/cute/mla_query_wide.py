@@ -35,6 +35,7 @@ from k3_decode.cute.mla_query_rows import (
     ROPE,
     UK_PITCH,
     WARPS,
+    begin_uk_copies,
     bf16_words,
     fakes_of,
     floats,
@@ -129,14 +130,7 @@ def _query(
         cute.arch.cluster_arrive()
     if warp < WARPS:
         # Weights before the wait.
-        uk_from = ins.byte_address(uk_weight) + Int64(head * (NOPE * LATENT) + rank * OWN_COLUMNS) * 2
-        for i in cutlass.range_constexpr(NOPE * OWN_COLUMNS * 2 // 16 // (32 * WARPS)):
-            piece = tid + i * (32 * WARPS)
-            row, part = piece // 8, piece % 8
-            ins.copy_async(
-                uk_at + row * UK_PITCH + part * 16, uk_from + Int64(row * (LATENT * 2) + part * 16)
-            )
-        cute.arch.cp_async_commit_group()
+        begin_uk_copies(uk_weight, head, rank, tid, uk_at)
         chunk_of = [cutlass.min(warp + i * WARPS, chunks - 1) for i in range(own_chunks)]
         has_chunk = [Int32(warp + i * WARPS < chunks) for i in range(own_chunks)]
         columns = [chunk * (CHUNK * 2) + quarter * 16 for chunk in chunk_of]
@@ -327,14 +321,9 @@ def shared_bytes(q_lora: int, row_tiles: int) -> int:
 
 
 @memoize
-def _compile(q_lora: int, row_tiles: int, is_fp8: bool) -> Callable[..., None]:
-    """The launch for one rank of the query and one row count class; heads, tokens and pages stay symbolic."""
+def launch_wide(q_lora: int, row_tiles: int, is_fp8: bool) -> Callable[..., None]:
+    """The launch of 16 x `row_tiles` tokens a block, 2 or 4; heads, tokens and pages stay symbolic."""
     compiled: Callable[..., None] = cute.compile(
         _launch, *fakes_of(q_lora, is_fp8), q_lora, row_tiles, is_fp8, options="--enable-tvm-ffi"
     )
     return compiled
-
-
-def launch_wide(q_lora: int, row_tiles: int, is_fp8: bool) -> Callable[..., None]:
-    """The compiled launch of 16 x `row_tiles` tokens a block, 2 or 4."""
-    return _compile(q_lora, row_tiles, is_fp8)
