@@ -1,6 +1,7 @@
-"""`fasttrack kernels list|test|bench`: fused ops one at a time, for people who write them."""
+"""`fasttrack kernels list|test|bench|sanitize`: fused ops one at a time, for people who write them."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -137,17 +138,19 @@ def sanitize_ops(
         typer.Option("--tool", help="memcheck, racecheck, synccheck, initcheck; default: all."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of all inputs.")] = 0,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="How many runs at once.")] = 4,
+    limit_s: Annotated[float, typer.Option("--limit", min=1, help="Seconds that one run may take.")] = 300,
+    out_file: Annotated[Path | None, typer.Option("--out", help="File for the record (JSON).")] = None,
     json: JsonOutput = False,
 ) -> None:
     """One call of each op under compute-sanitizer, in its first cell that --cell leaves; needs a GPU."""
     import tempfile
-    from pathlib import Path
 
     from harness.cli.console import err, out, outcome_table, print_json
     from harness.domain.check import Status
     from harness.domain.errors import InputError
     from harness.stages import kernels
-    from harness.stages.kernels.sanitizing import TOOLS, run_sanitizer
+    from harness.stages.kernels.sanitizing import TOOLS, run_sanitizers
 
     if unknown := [name for name in tool or () if name not in TOOLS]:
         raise InputError(f"no tool is called {', '.join(unknown)}; there are {', '.join(TOOLS)}")
@@ -160,20 +163,38 @@ def sanitize_ops(
     ]  # fmt: skip
     _require_some(chosen, cell)
     firsts = {c.op: c for c in reversed(chosen)}
-    runs = []
+    tools = [t for t in TOOLS if not tool or t in tool]
     with tempfile.TemporaryDirectory(prefix="fasttrack-sanitize-") as folder:
-        for check in firsts.values():
-            for name in [t for t in TOOLS if not tool or t in tool]:
-                err.print(f"{name} {check.id}", soft_wrap=True)
-                run = run_sanitizer(_job(request, check, seed, folder), name, Path(folder))
-                err.print(f"{run.status.value} {run.words}", markup=False, soft_wrap=True)
-                runs.append(run)
+        work = [_job(request, check, seed, str(Path(folder) / str(check.op))) for check in firsts.values()]
+
+        def say(run: Any) -> None:
+            err.print(f"{run.status.value} {run.op} {run.words}", markup=False, soft_wrap=True)
+
+        runs = run_sanitizers(work, tools, jobs, limit_s, say)
+    record = _sanitizer_record(request, seed, runs)
+    if out_file is not None:
+        out_file.parent.mkdir(parents=True, exist_ok=True)
+        out_file.write_bytes(record.canonical() + b"\n")
     if json:
-        print_json({"runs": [run.model_dump(mode="json") for run in runs]})
+        print_json(record)
     else:
         rows = [(run.status.value, f"{run.op} {run.tool}", run.words) for run in runs]
         out.print(outcome_table(f"{len(runs)} runs", rows))
     raise typer.Exit(0 if all(run.status is Status.PASS for run in runs) else 1)
+
+
+def _sanitizer_record(request: Any, seed: int, runs: Sequence[Any]) -> Any:
+    """Runs with the digests of what ran, for a file."""
+    from datetime import UTC, datetime
+
+    from harness.engines.packs import harness_digest, pack_digest
+    from harness.stages.kernels.sanitizing import SanitizerRecord
+
+    return SanitizerRecord(
+        harness_digest=harness_digest(), pack=request.pack.name, pack_digest=pack_digest(request.pack),
+        seed=seed, created=datetime.now(UTC).replace(microsecond=0),
+        gpus=tuple(g.name for g in request.machine.gpus), runs=tuple(runs),
+    )  # fmt: skip
 
 
 def _job(request: Any, check: Any, seed: int, folder: str, blocks: int = 0) -> Any:
@@ -190,7 +211,6 @@ def _job(request: Any, check: Any, seed: int, folder: str, blocks: int = 0) -> A
 def _timed(request: Any, check: Any, seed: int, blocks: int) -> tuple[Any, Any]:
     """The sandbox's own word on one op in one cell, and the witness's."""
     import tempfile
-    from pathlib import Path
 
     from harness.engines.packs import pack_package
     from harness.stages.kernels.timing import Bounds, time_in_sandbox, time_trusted
@@ -231,7 +251,6 @@ def _describe(op: Any, pack: Any) -> dict[str, Any]:
 def _desk(pack: str, policy: str, full: bool, seed: int) -> tuple[Any, Any]:
     """A plan request and a context for one stage on this machine, bound to no change."""
     import tempfile
-    from pathlib import Path
 
     from harness.documents import load_claim, load_policy_set
     from harness.domain.change import Change
