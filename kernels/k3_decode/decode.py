@@ -1,7 +1,7 @@
 """The optimised step: K3's decode and verify rows through fused ops and nothing else.
 
 The same composition runs on every implementation of `op_table.py`. The layers are `layers.py`'s; this module
-adds the embedding, whose rows are gathered by torch, and the head. Ranks meet through `collectives.py`.
+adds the embedding, whose rows are gathered by torch, and the head. Ranks meet through `collectives/`.
 """
 
 import torch

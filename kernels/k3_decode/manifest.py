@@ -2,7 +2,7 @@
 
 Derived from the model's shape and from what each op launches for a number of rows, never from a run. On a GPU
 a kernel is known by the name that its module gives it, on a CPU by its function; torch's one kernel a rank is
-the gather of the embedding's rows. In one process ranks meet in `collectives.py`.
+the gather of the embedding's rows. In one process ranks meet in `collectives/meetings.py`.
 """
 
 from collections.abc import Mapping
@@ -90,7 +90,7 @@ def uses_of(model: K3Shapes, table: OpTable, implementation: str, rows: int, tp:
     found += _uses(table, implementation, rows, "step", once)
     found.append(Use("embedding", EMBEDDING[is_cute], "step", 1, is_fused=False))
     if tp > 1:
-        found.append(Use("collective", ("collectives.py:_combined",), "meeting", 1, is_fused=False))
+        found.append(Use("collective", ("collectives/meetings.py:_combined",), "meeting", 1, is_fused=False))
     if not is_cute:
         found.append(Use("stock", ("ops/*.py:stock",), "step", 0, is_fused=False))
     return tuple(found)

@@ -1,7 +1,7 @@
 """The stock path: K3 and Kimi-Linear from configuration alone, for prefill, decode and verify.
 
 Composed of the ops' stock functions for decode rows, and of plain torch over whole chunks of one request for
-prefill. Where ranks must combine their parts a forward yields a `Collective` (`collectives.py`).
+prefill. Where ranks must combine their parts a forward yields a `Collective` (`collectives/`).
 """
 
 from dataclasses import dataclass
