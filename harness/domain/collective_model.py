@@ -39,3 +39,9 @@ class CollectiveModel:
     ranks: tuple[Program, ...]
     planted: tuple[Program, ...]
     """The same with a fault that some order shows: the control."""
+    names: tuple[str, ...] = ()
+    """What the programs are called, where a rank has several; empty: rank 0, rank 1 and so on."""
+
+    def name_of(self, program: int) -> str:
+        """How a program is spoken of."""
+        return self.names[program] if self.names else f"rank {program}"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from harness.domain import pack as door
 from harness.domain.cell import Cell
+from harness.domain.collective_model import CollectiveModel
 from k3_decode.description import FILE, load_description, render_description
 from k3_decode.ops.contract import OP_NAMES as OPS
 
@@ -201,6 +202,12 @@ class K3DecodePack:
         from k3_decode.collectives import reduce, run_ranks
 
         return run_ranks([reduce(part, len(parts)) for part in parts])
+
+    def collective_models(self) -> tuple[CollectiveModel, ...]:
+        """The exchanges between GPUs, as models."""
+        from k3_decode.collectives.models import collective_models
+
+        return collective_models()
 
     def decline_reasons(self) -> tuple[str, ...]:
         """The dispatcher's closed list."""

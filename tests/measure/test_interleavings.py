@@ -1,7 +1,7 @@
 """Every order of the steps of several ranks."""
 
 from harness.domain.collective_model import CollectiveModel, Program, Step
-from harness.measure.interleavings import explore
+from harness.measure.interleavings import explore, walk
 
 
 def _write(name: str, value: int) -> Step:
@@ -41,3 +41,10 @@ def test_ranks_that_wait_for_each_other_are_a_deadlock_with_rank_and_step() -> N
         explore(model, model.ranks).fault
         == "deadlock: rank 0 at waits for flag, rank 1 at waits for other after "
     )
+
+
+def test_a_walk_tells_what_one_order_gave() -> None:
+    wrong = _model((_write("flag", 1), _write("data", 7)), (_wait("flag"), _read("data", 7)))
+    right = _model((_write("data", 7), _write("flag", 1)), (_wait("flag"), _read("data", 7)))
+    assert [walk(right, right.ranks, seed) for seed in range(20)] == [None] * 20
+    assert "read 0 for 7 after rank 1 reads data" in {walk(wrong, wrong.ranks, seed) for seed in range(20)}
