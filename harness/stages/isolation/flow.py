@@ -87,7 +87,7 @@ class Binding:
 class Flow:
     """The names of one file."""
 
-    def __init__(self, tree: ast.Module, package: str) -> None:
+    def __init__(self, tree: ast.Module, package: str, has_globals: bool = True) -> None:
         self._package = package
         self.module = Scope(tree, None)
         self.scopes: dict[ast.AST, Scope] = {}
@@ -95,11 +95,14 @@ class Flow:
         self._busy: dict[tuple[int, int], int] = {}
         self._cut = _NEVER
         self._lies_in: dict[ast.AST, Scope] = {}
+        self._global_names: dict[ast.AST, set[str]] = {}
         self._tries: dict[tuple[int, int], int] = {}
         self._known: dict[tuple[int, int], Origins] = {}
         self.calls: list[tuple[ast.Call, Scope]] = []
         self.statements: list[tuple[ast.AST, Scope]] = []
         self.choices: list[ast.If | ast.IfExp] = []
+        if has_globals:
+            self._enter_globals(tree)
         self._walk(tree, self.module)
         for call, scope in self.calls:
             self._hand_over(call, scope)
@@ -315,10 +318,23 @@ class Flow:
         waiting: list[tuple[ast.AST, Scope]] = [(child, scope) for child in _inner(node)]
         while waiting:
             here, inside = waiting.pop()
-            if isinstance(here, ast.Subscript | ast.Compare | ast.For | ast.comprehension):
+            kind = type(here)
+            if kind in _PLACED:
                 self._lies_in[here] = inside
-            inner = self._enter(here, inside)
-            waiting += [(child, inner) for child in _inner(here)]
+            inner = self._enter(here, inside) if kind in _ENTERED else inside
+            for name in _FIELDS[kind]:
+                value = getattr(here, name, None)
+                if type(value) is list:
+                    waiting += [(part, inner) for part in value if type(part) in _FIELDS]
+                elif type(value) in _FIELDS:
+                    waiting.append((value, inner))
+
+    def _enter_globals(self, tree: ast.AST) -> None:
+        """`global` holds in the whole function around it, also for what is bound before it is read."""
+        for function in ast.walk(tree):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                named = {n for s in ast.walk(function) if isinstance(s, ast.Global) for n in s.names}
+                self._global_names[function] = named
 
     def _enter(self, node: ast.AST, scope: Scope) -> Scope:
         """Binds what a node binds; the scope of what lies in it."""
@@ -327,7 +343,7 @@ class Flow:
             self.functions[node] = self.scopes[node] = inner
             if not isinstance(node, ast.Lambda):
                 scope.bind(node.name, Binding(None, None, definition=node))
-            inner.globals.update(n for s in ast.walk(node) if isinstance(s, ast.Global) for n in s.names)
+            inner.globals.update(self._global_names.get(node, ()))
             self._parameters(node, inner, scope)
             return inner
         if isinstance(node, ast.ClassDef):
@@ -422,11 +438,25 @@ _LEAVES: Final = (
     ast.Name, ast.Constant, ast.expr_context, ast.operator, ast.cmpop, ast.boolop, ast.unaryop,
 )  # fmt: skip
 _NEVER: Final = 10**9
+_GLOBAL: Final = re.compile(r"global[ \t\\]+\w+ *(?:[,;#\n\\]|$)")
 _COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 _STATEMENTS: Final = (
     ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete, ast.For, ast.AsyncFor, ast.withitem, ast.Call,
     ast.NamedExpr,
 )  # fmt: skip
+_PLACED: Final = frozenset((ast.Subscript, ast.Compare, ast.For, ast.comprehension))
+"""What somebody may ask the scope of."""
+_ENTERED: Final = frozenset(
+    (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Global,
+     ast.If, ast.IfExp, ast.Match, *_COMPREHENSIONS, *_STATEMENTS)
+)  # fmt: skip
+"""What binds, calls or opens a scope."""
+_FIELDS: Final[dict[type, tuple[str, ...]]] = {
+    kind: kind._fields
+    for kind in vars(ast).values()
+    if isinstance(kind, type) and issubclass(kind, ast.AST) and not issubclass(kind, _LEAVES)
+}
+"""Fields of every kind of node that may hold something to enter."""
 
 
 def flow_of(source: Source) -> Flow | None:
@@ -436,7 +466,9 @@ def flow_of(source: Source) -> Flow | None:
 
 def _flow_of(source: Source) -> Flow | None:
     tree = source.module
-    return Flow(tree, package_of(source.path)) if tree is not None else None
+    if tree is None:
+        return None
+    return Flow(tree, package_of(source.path), has_globals=_GLOBAL.search(source.after or "") is not None)
 
 
 def _annotated(node: ast.expr | None) -> Iterator[ast.expr]:
@@ -460,8 +492,8 @@ def _inner(node: ast.AST) -> Iterator[ast.AST]:
     for name in node._fields:
         value = getattr(node, name, None)
         if isinstance(value, list):
-            yield from (part for part in value if isinstance(part, ast.AST) and not isinstance(part, _LEAVES))
-        elif isinstance(value, ast.AST) and not isinstance(value, _LEAVES):
+            yield from (part for part in value if type(part) in _FIELDS)
+        elif type(value) in _FIELDS:
             yield value
 
 

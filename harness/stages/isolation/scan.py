@@ -28,7 +28,7 @@ __all__ = [
 
 DEFAULT_MAX_FILE_BYTES: Final = 2**20
 MAX_EXCERPT: Final = 300
-_FUNCTION: Final = re.compile(r"\bdef (\w+)")
+_FUNCTION: Final = re.compile(r"def (\w+)")
 
 
 class PackPart:
@@ -91,9 +91,7 @@ def surroundings_of(
         sources=sources,
         read_head=lambda path: _content(tree, "head", path),
         switch=claim.switch,
-        functions=frozenset(
-            name for s in sources.values() if s.after is not None for name in _FUNCTION.findall(s.after)
-        ),
+        functions=frozenset().union(*(s.derive("functions", _functions) for s in sources.values())),
         max_file_bytes=max_file_bytes,
     )
 
@@ -125,6 +123,10 @@ def apply_waivers(findings: Sequence[Finding], waivers: Sequence[Waiver], today:
         waiver = next(covering, None)
         words = f"{waiver.owner}, until {waiver.expires.isoformat()}: {waiver.reason}" if waiver else None
         yield finding.model_copy(update={"waived": words}) if words else finding
+
+
+def _functions(source: Source) -> frozenset[str]:
+    return frozenset(_FUNCTION.findall(source.after or ""))
 
 
 def _is_read(rule: Rule, source: Source) -> bool:

@@ -18,6 +18,8 @@ WHOLE_CALL = re.compile(r"([A-Za-z_]\w*(?:\.(?:\w+|\$[A-Z]+))*)\((\$[A-Z]+(, )?)
 """A code pattern that says what is called and leaves the arguments open."""
 METHOD_CALL = re.compile(r"\$[A-Z]+\.(\w+)\(")
 LITERAL_GETATTR = re.compile(r"""getattr\([^()]{1,200},\s*["'](\w+)["']""")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+MAX_SEARCHED_PARTS = 2
 VALUE = "VALUE"
 """The metavariable that a rule's `allow` is matched against."""
 
@@ -28,16 +30,16 @@ def find_ast_grep(rule: Rule, source: Source, around: Surroundings) -> Iterator[
     if root is None:
         return
     seen: set[int] = set()
-    words = source.derive("words", lambda s: frozenset(re.findall(r"[A-Za-z_]\w*", s.after or "")))
     is_cpp = source.language in ("cpp", "cuda")
-    for config in _configs(rule, is_cpp, frozenset(p for p in rule.patterns if _may_match(p, words, source))):
-        for node in _find_all(rule, root, config):
-            place = node.range()
-            line = source.first_added(place.start.line + 1, place.end.line + 1)
-            if line is None or line in seen or _is_allowed(rule, node):
-                continue
-            seen.add(line)
-            yield Match(line, source.lines[line - 1].strip())
+    for searched, patterns in _searches(rule, root, source.derive("parts", _parts)):
+        for config in _configs(rule, is_cpp, patterns):
+            for node in _find_all(rule, searched, config):
+                place = node.range()
+                line = source.first_added(place.start.line + 1, place.end.line + 1)
+                if line is None or line in seen or _is_allowed(rule, node):
+                    continue
+                seen.add(line)
+                yield Match(line, source.lines[line - 1].strip())
     for line in _methods_by_text(rule, source):
         if line in source.added and line not in seen:
             seen.add(line)
@@ -91,6 +93,42 @@ def _methods_by_text(rule: Rule, source: Source) -> Iterator[int]:
         for found in LITERAL_GETATTR.finditer(text):
             if found[1] in methods:
                 yield text.count("\n", 0, found.start()) + 1
+
+
+def _searches(rule: Rule, root: Node, parts: tuple["_Part", ...]) -> list[tuple[Node, frozenset[str]]]:
+    """What to search for which patterns: a few parts, or the whole tree at once, as ast-grep reads the patterns
+    anew for each search.
+    """
+    asked = [(part.node, frozenset(p for p in rule.patterns if _may_match(p, part))) for part in parts]
+    asked = [(node, patterns) for node, patterns in asked if patterns]
+    if len(asked) <= MAX_SEARCHED_PARTS:
+        return asked
+    return [(root, frozenset().union(*(patterns for _, patterns in asked)))]
+
+
+class _Part(NamedTuple):
+    """A statement of the file's top level that touches an added line."""
+
+    node: Node
+    text: str
+    words: frozenset[str]
+
+
+def _parts(source: Source) -> tuple[_Part, ...]:
+    """What can hold a match: searching these by the words in them spares most of a tree. The whole file where
+    it is not of statements, as a parser's error leaves it.
+    """
+    root = source.root
+    nodes = [] if root is None else list(root.children())
+    if any(node.kind() == "ERROR" for node in nodes):
+        nodes = [root]
+    found = []
+    for node in nodes:
+        place = node.range()
+        if source.first_added(place.start.line + 1, place.end.line + 1) is not None:
+            text = node.text()
+            found.append(_Part(node, text, frozenset(_WORD.findall(text))))
+    return tuple(found)
 
 
 class _Wanted(NamedTuple):
@@ -177,22 +215,35 @@ def _atom(pattern: str, is_cpp: bool) -> dict[str, Any]:
     return {"pattern": pattern}
 
 
-def _may_match(pattern: str, words: frozenset[str], source: Source) -> bool:
-    """Whether the text holds what any match must contain; it spares most files the search."""
+def _may_match(pattern: str, part: _Part) -> bool:
+    """Whether the text holds what any match must contain; it spares most parts the search."""
     needed, expressions = _needed(pattern)
-    return needed <= words and all(e.search(source.after or "") for e in expressions)
+    return needed <= part.words and all(
+        literal in part.text and e.search(part.text) for literal, e in expressions
+    )
 
 
 @cache
-def _needed(pattern: str) -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
-    """Words, and expressions without their anchors, that the text of any match contains."""
+def _needed(pattern: str) -> tuple[frozenset[str], tuple[tuple[str, re.Pattern[str]], ...]]:
+    """Words, and expressions without their anchors, that the text of any match contains; each expression
+    with a run of characters that it holds, which is found much faster.
+    """
     if not pattern.startswith("rule:"):
         return frozenset(re.findall(r"(?<![\w$])[A-Za-z_]\w*", pattern)), ()
     words: set[str] = set()
     expressions: list[str] = []
     config = parse_yaml(pattern, "pattern")
     _collect(config.get("rule") if isinstance(config, dict) else None, words, expressions)
-    return frozenset(words), tuple(re.compile(e) for e in expressions)
+    return frozenset(words), tuple((longest_literal(e), re.compile(e)) for e in expressions)
+
+
+def longest_literal(expression: str) -> str:
+    """The longest run of characters that every match of an expression without flags holds; may be empty."""
+    best = run = ""
+    for kind, value in re._parser.parse(expression):  # type: ignore[attr-defined]
+        run = run + chr(value) if kind is re._constants.LITERAL else ""  # type: ignore[attr-defined]
+        best = max(best, run, key=len)
+    return best
 
 
 def _collect(part: object, words: set[str], expressions: list[str]) -> None:
