@@ -12,7 +12,7 @@ import builtins
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from harness.stages.isolation.names import absolute_name, package_of
 from harness.stages.isolation.source import Source
@@ -323,7 +323,7 @@ class Flow:
                 self._lies_in[here] = inside
             inner = self._enter(here, inside) if kind in _ENTERED else inside
             for name in _FIELDS[kind]:
-                value = getattr(here, name, None)
+                value: Any = getattr(here, name, None)
                 if type(value) is list:
                     waiting += [(part, inner) for part in value if type(part) in _FIELDS]
                 elif type(value) in _FIELDS:
@@ -490,7 +490,7 @@ def _annotated(node: ast.expr | None) -> Iterator[ast.expr]:
 def _inner(node: ast.AST) -> Iterator[ast.AST]:
     """What lies in a node and may bind or call something; names and constants do neither."""
     for name in node._fields:
-        value = getattr(node, name, None)
+        value: Any = getattr(node, name, None)
         if isinstance(value, list):
             yield from (part for part in value if type(part) in _FIELDS)
         elif type(value) in _FIELDS:

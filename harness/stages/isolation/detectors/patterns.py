@@ -96,8 +96,8 @@ def _methods_by_text(rule: Rule, source: Source) -> Iterator[int]:
 
 
 def _searches(rule: Rule, root: Node, parts: tuple["_Part", ...]) -> list[tuple[Node, frozenset[str]]]:
-    """What to search for which patterns: a few parts, or the whole tree at once, as ast-grep reads the patterns
-    anew for each search.
+    """What to search for which patterns: a few parts, or the whole tree at once, as every search reads the
+    patterns anew.
     """
     asked = [(part.node, frozenset(p for p in rule.patterns if _may_match(p, part))) for part in parts]
     asked = [(node, patterns) for node, patterns in asked if patterns]
