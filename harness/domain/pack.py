@@ -7,7 +7,7 @@ neither torch nor cutlass.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from harness.domain.cell import Cell
 from harness.domain.record import Record, Whole
@@ -48,6 +48,13 @@ class Decision(Record):
     layer_paths: str
     """One letter a layer: `o` optimised, `s` stock."""
     collective: str = "none"
+
+    @classmethod
+    def of(cls, decided: object) -> Self:
+        """The record of what has its fields, such as a dispatcher's own decision; a record is itself."""
+        if isinstance(decided, cls):
+            return decided
+        return cls.model_validate({name: getattr(decided, name) for name in cls.model_fields})
 
 
 class OpParameter(Record):
@@ -393,7 +400,9 @@ class Pack(Protocol):
         """Whether the pack's own guard takes the optimised op in this cell."""
 
     def open_session(self, request: SessionRequest, observer: Callable[[Decision], None] | None) -> Session:
-        """Load a model for one arm. The observer is called once a step, before it runs."""
+        """Load a model for one arm. The observer is called once a step, before it runs, with a `Decision` or
+        with anything that has its fields: making a record each step costs more than keeping one.
+        """
 
     @property
     def smoke_model(self) -> str:

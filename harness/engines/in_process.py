@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from harness.domain.pack import Arm, Decision, Pack, Session, SessionRequest
+from harness.engines.ledger import Ledger
 
 __all__ = [
     "Divergence",
@@ -55,8 +56,17 @@ def _unwatched(_step: int) -> AbstractContextManager[None]:
 def open_session(
     pack: Pack, request: SessionRequest, observer: Callable[[Decision], None] | None = None
 ) -> Iterator[Session]:
-    """A session that is closed whatever happens."""
-    session = pack.open_session(request, observer)
+    """A session that is closed whatever happens. The observer hears records; a `Ledger` takes what the pack
+    says as it is.
+    """
+    tell = observer
+    if observer is not None and not isinstance(observer, Ledger):
+        wanted = observer
+
+        def tell(decided: object) -> None:
+            wanted(Decision.of(decided))
+
+    session = pack.open_session(request, tell)
     try:
         yield session
     finally:

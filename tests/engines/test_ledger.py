@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -39,6 +40,20 @@ def test_a_decision_like_an_earlier_one_is_one_short_line(tmp_path: Path) -> Non
         '{"like":0,"step":3,"context":[28,28]}',
     ]
     assert read_ledger(lines) == ((FIRST, declined, later(2), later(3)), 0)
+
+
+def test_a_dispatchers_own_decision_is_kept_as_the_record_of_its_fields(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "a.jsonl") as ledger:
+        for decision in (FIRST, later(1), later(2)):
+            ledger(SimpleNamespace(**decision.model_dump()))  # type: ignore[arg-type]  # only its fields count
+        kept = ledger.decisions
+    assert kept == [FIRST, later(1), later(2)]
+    assert all(isinstance(decision, Decision) for decision in kept)
+
+
+def test_a_decision_that_is_no_record_is_refused_where_it_is_made(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "a.jsonl") as ledger, pytest.raises(ValueError, match="path"):
+        ledger(SimpleNamespace(**{**FIRST.model_dump(), "path": "fast"}))  # type: ignore[arg-type]  # on purpose
 
 
 def test_beyond_its_limit_a_ledger_only_counts(tmp_path: Path) -> None:

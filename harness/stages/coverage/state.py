@@ -47,8 +47,8 @@ def sample_state(probe: Probe) -> tuple[SampleTable, ...]:
 
 
 def sample_ledger(probe: Probe) -> tuple[SampleTable, ...]:
-    """Table `costs`: microseconds of one decode step, and of making and keeping one decision, by repetition;
-    `planted` is a ledger that takes a tenth of a step.
+    """Table `costs`: microseconds of one decode step, and of keeping one decision, by repetition; `planted`
+    is a ledger that takes a tenth of a step.
     """
     from harness.engines.in_process import open_session
     from harness.engines.ledger import Ledger
@@ -64,15 +64,15 @@ def sample_ledger(probe: Probe) -> tuple[SampleTable, ...]:
             session.decode(requests, [text[step] for text in texts])
             rows.append(("step", step, (time.perf_counter_ns() - begun) / 1e3))
         session.finish(requests)
-    fields = seen[-1].model_dump()
     log = probe.context.ledger / f"{probe.check.id.replace('/', '.')}.cost.jsonl"
     log.unlink(missing_ok=True)
     with Ledger(log) as ledger:
         for batch in range(LEDGER_BATCHES):
+            first = batch * LEDGER_DECISIONS
+            decisions = [_in_step(seen[-1], first + nth) for nth in range(LEDGER_DECISIONS)]
             begun = time.perf_counter_ns()
-            for nth in range(LEDGER_DECISIONS):
-                fields["step"] = batch * LEDGER_DECISIONS + nth
-                ledger(Decision.model_validate(fields))
+            for decision in decisions:
+                ledger(decision)
             rows.append(("ledger", batch, (time.perf_counter_ns() - begun) / 1e3 / LEDGER_DECISIONS))
     step_us = statistics.median(float(row[2] or 0) for row in rows if row[0] == "step")
     with Ledger(log) as ledger:
@@ -82,6 +82,12 @@ def sample_ledger(probe: Probe) -> tuple[SampleTable, ...]:
         rows.append(("planted", 0, (time.perf_counter_ns() - begun) / 1e3))
     log.unlink()
     return (SampleTable(name="costs", columns=("what", "repetition", "us"), rows=tuple(rows)),)
+
+
+def _in_step(decision: Decision, step: int) -> Decision:
+    """The same decision in another step, a token further in its context."""
+    context = decision.context_max + step
+    return decision.model_copy(update={"step": step, "context_min": context, "context_max": context})
 
 
 def _watched_run(probe: Probe) -> list[Row]:
