@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from harness.domain.collective_model import CollectiveModel, ModelState, Program, Step
-from k3_decode.collectives.protocol import EPOCHS
+from k3_decode.ops.mailbox import EPOCHS
 
 __all__ = ["FAULTS", "Fault", "Launch", "Plan", "collective_models", "model_of"]
 

@@ -14,7 +14,16 @@ turns -0.0 into 0.0. NaN and infinities pass. There is no flag and no fence.
 
 from dataclasses import dataclass
 
-__all__ = ["EPOCHS", "SENTINEL", "VECTOR_BYTES", "MailboxLayout"]
+__all__ = ["CONTROL_WORDS", "EPOCHS", "EXCHANGES", "SENTINEL", "VECTOR_BYTES", "MailboxLayout"]
+
+EXCHANGES = (
+    "one_shot", "two_stage", "scatter", "gather", "attn_res", "attn_res_two_stage", "moe_front", "moe_tail",
+    "dcp_query", "dcp_partials", "flags",
+)  # fmt: skip
+"""Every exchange; a fault names it by its place, counted from 1."""
+CONTROL_WORDS = 8
+"""int32 of a rank's control: epoch, blocks that have read it, then the fault: 0 or the exchange's number, its
+epoch, the rank whose words are missing, the 16-byte vector, and two spare."""
 
 EPOCHS = 2
 """Epochs whose slots lie side by side."""

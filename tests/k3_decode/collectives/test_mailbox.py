@@ -1,7 +1,7 @@
 """Where parts lie in a mailbox, as numbers."""
 
 import pytest
-from k3_decode.collectives.protocol import MailboxLayout
+from k3_decode.ops.mailbox import MailboxLayout
 
 
 def test_epochs_take_turns_and_sums_follow_the_parts() -> None:

@@ -1,0 +1,247 @@
+"""Sum of every rank's rows over mailboxes, in one launch and without a barrier.
+
+Scope: sm_90a, sm_100a and sm_103a (compiled; not run so far); 2 to 16 ranks of one NVLink
+domain; rows of a multiple of 8 columns, up to `room` bytes a part; as many local ranks in one launch as the
+mailboxes' owner plays. Forms: `one_shot` (everyone gets all parts and adds them), `two_stage` (the owner of a
+column adds its parts and sends the sum to all; a rank owns a share of the columns, which `ranks` divide) and
+`scatter` (the owner's sums stay with it). Refused: other dtypes, rows whose last axis is not contiguous.
+
+Layout: `part` [L,B,N] bf16 (L local ranks; row strides free, 16-byte aligned); `mailbox` [words] int32, that
+of the first local rank; `reach` [R] int64, bytes from there to each rank's mailbox, constant; `control` [L,8]
+int32; `out` [L,B,N] bf16 (`scatter`: [L,B,N/R]). A part lies in a mailbox as B x N in order. All blocks of
+all local ranks must be on the device at once, because they wait for each other: `blocks` bounds them.
+
+Numerics: parts are added in fp32 by ascending rank and rounded once, so every rank and every form gives the
+same bits; -0.0 counts as 0.0; NaN and infinities propagate. Where a peer does not send in time, NaN.
+
+Validation: `tests/k3_decode/collectives/test_models.py` (the protocol), `tests/k3_decode/cute/
+test_exchange.py` (compilation; words and sums in numpy; on a GPU 2 to 16 ranks played by local slots).
+Between two GPUs it was never run.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Int32, Int64
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
+from k3_decode.cute import exchange_steps as steps
+from k3_decode.cute import instructions as ins
+from k3_decode.cute.row_plan import CARVEOUT
+from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
+from k3_decode.ops.mailbox import EPOCHS, VECTOR_BYTES, MailboxLayout
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["FORMS", "ROLES", "blocks_of", "exchange", "variants"]
+
+FORMS = ("one_shot", "two_stage", "scatter")
+THREADS = 128
+MOST_BLOCKS = 4 * 132
+"""Blocks of 128 threads and 128 registers that an H200 holds at once."""
+ROLES = (
+    ("part", "activation"), ("mailbox", "mailbox"), ("reach", "weight"), ("control", "state"),
+    ("out", "output"), ("launches", "workspace"),
+)  # fmt: skip
+
+
+@cute.kernel
+def _exchange_rows(
+    part: cute.Tensor,
+    mailbox: cute.Tensor,
+    reach: cute.Tensor,
+    control: cute.Tensor,
+    out: cute.Tensor,
+    launches: cute.Tensor,
+    first_rank: Int32,
+    limit: Int32,
+    ranks: cutlass.Constexpr,
+    width: cutlass.Constexpr,
+    room: cutlass.Constexpr,
+    form: cutlass.Constexpr,
+    delay_ns: cutlass.Constexpr,
+):
+    tid, _, _ = cute.arch.thread_idx()
+    bid, _, local = cute.arch.block_idx()
+    blocks, _, _ = cute.arch.grid_dim()
+    mail = steps.open_mail(mailbox, reach, first_rank + local, ranks)
+    cute.arch.griddepcontrol_launch_dependents()
+    cute.arch.griddepcontrol_wait()
+    state = steps.enter(control, local, limit)
+    steps.delay(state, mail, delay_ns, 0)
+
+    own = width // ranks
+    rows = part.shape[1]
+    first, step = bid * THREADS + tid, blocks * THREADS
+    part_at = ins.byte_address(part) + Int64(local) * part.stride[0] * 2
+    out_at = ins.byte_address(out) + Int64(local) * out.stride[0] * 2
+    sent_to = state.slot * (ranks * room) + Int64(mail.rank) * room
+    for v in cutlass.range(first, rows * width, step, unroll=1):
+        row, column = v // width, v % width
+        at = part_at + Int64(row) * part.stride[1] * 2 + Int64(column) * VECTOR_BYTES
+        words = steps.canonical_words(ins.load_activation(at))
+        place = sent_to + Int64(v) * VECTOR_BYTES
+        if cutlass.const_expr(form == "one_shot"):
+            steps.post_to_all(mail, place, words)
+        else:
+            steps.post(steps.peer_address(mail, column // own) + place, words)
+    steps.advance(state, tid, blocks)
+    steps.delay(state, mail, delay_ns, 1)
+
+    parts_at = steps.arrived(mail, state, room)
+    if cutlass.const_expr(form == "one_shot"):
+        for v in cutlass.range(first, rows * width, step, unroll=1):
+            at = parts_at + Int64(v) * VECTOR_BYTES
+            parts, missing = steps.collect(at, ranks, room, state.limit)
+            total = steps.poisoned_if(steps.sum_in_rank_order(parts), missing)
+            row, column = v // width, v % width
+            ins.store_words(out_at + Int64(row) * out.stride[1] * 2 + Int64(column) * VECTOR_BYTES, total)
+            steps.rearm(at, ranks, room)
+            steps.report(state, parts, missing, Int32(0), v, form)
+    else:
+        sums_at = (EPOCHS * ranks * room) + state.slot * room
+        for u in cutlass.range(first, rows * own, step, unroll=1):
+            row, column = u // own, u % own
+            v = row * width + mail.rank * own + column
+            at = parts_at + Int64(v) * VECTOR_BYTES
+            parts, missing = steps.collect(at, ranks, room, state.limit)
+            total = steps.poisoned_if(steps.canonical_words(steps.sum_in_rank_order(parts)), missing)
+            if cutlass.const_expr(form == "two_stage"):
+                steps.post_to_all(mail, sums_at + Int64(v) * VECTOR_BYTES, total)
+            else:
+                ins.store_words(out_at + Int64(row) * out.stride[1] * 2 + Int64(column) * VECTOR_BYTES, total)
+            steps.rearm(at, ranks, room)
+            steps.report(state, parts, missing, Int32(0), v, form)
+        if cutlass.const_expr(form == "two_stage"):
+            for v in cutlass.range(first, rows * width, step, unroll=1):
+                at = mail.own + sums_at + Int64(v) * VECTOR_BYTES
+                sums, missing = steps.collect(at, 1, room, state.limit)
+                row, column = v // width, v % width
+                ins.store_words(
+                    out_at + Int64(row) * out.stride[1] * 2 + Int64(column) * VECTOR_BYTES,
+                    steps.poisoned_if(sums[0], missing),
+                )
+                steps.rearm(at, 1, room)
+                steps.report(state, sums, missing, column // own, v, form)
+    if tid + bid + local == 0:
+        steps.count_launch(launches)
+
+
+@cute.jit
+def _launch(
+    part: cute.Tensor,
+    mailbox: cute.Tensor,
+    reach: cute.Tensor,
+    control: cute.Tensor,
+    out: cute.Tensor,
+    launches: cute.Tensor,
+    first_rank: Int32,
+    limit: Int32,
+    blocks: Int32,
+    stream: Any,
+    ranks: cutlass.Constexpr,
+    width: cutlass.Constexpr,
+    room: cutlass.Constexpr,
+    form: cutlass.Constexpr,
+    delay_ns: cutlass.Constexpr,
+):
+    _exchange_rows(
+        part, mailbox, reach, control, out, launches, first_rank, limit, ranks, width, room, form, delay_ns
+    ).launch(
+        grid=(blocks, 1, part.shape[0]),
+        block=(THREADS, 1, 1),
+        min_blocks_per_mp=4,
+        preferred_smem_carveout=CARVEOUT,
+        stream=stream,
+        use_pdl=True,
+    )  # fmt: skip
+
+
+@cache
+def _compile(ranks: int, width: int, room: int, form: str, delay_ns: int = 0) -> Callable[..., None]:
+    """The launch for ranks, 16-byte vectors a row and bytes of room a part; the rest is symbolic."""
+    local, rows = cute.sym_int32(), cute.sym_int32()
+    columns = width * 8
+
+    def rows_of(width: int) -> Any:
+        strides = (cute.sym_int64(divisibility=8), cute.sym_int64(divisibility=8), 1)
+        return make_fake_tensor(BFloat16, (local, rows, width), strides, assumed_align=16)
+
+    compiled: Callable[..., None] = cute.compile(
+        _launch,
+        rows_of(columns),
+        make_fake_tensor(Int32, (cute.sym_int64(),), (1,), assumed_align=16),
+        make_fake_tensor(Int64, (ranks,), (1,), assumed_align=16),
+        steps.fake_control(),
+        rows_of(columns // ranks if form == "scatter" else columns),
+        make_fake_tensor(Int32, (cute.sym_int32(),), (1,), assumed_align=4),
+        Int32(0),
+        Int32(1),
+        Int32(1),
+        make_fake_stream(use_tvm_ffi_env_stream=True),
+        ranks,
+        width,
+        room,
+        form,
+        delay_ns,
+        options="--enable-tvm-ffi",
+    )
+    return compiled
+
+
+def blocks_of(vectors: int, local: int) -> int:
+    """Blocks of each local rank: one thread a vector while all fit the device at once."""
+    return max(1, min(-(-vectors // THREADS), MOST_BLOCKS // local))
+
+
+def exchange(
+    *,
+    part: "torch.Tensor",
+    mailbox: "torch.Tensor",
+    reach: "torch.Tensor",
+    control: "torch.Tensor",
+    out: "torch.Tensor",
+    launches: "torch.Tensor",
+    layout: MailboxLayout,
+    first_rank: int,
+    limit: int,
+    form: str = "one_shot",
+    sharing: int = 1,
+    delay_ns: int = 0,
+) -> None:
+    """Write the sum over ranks to `out` of every local rank in one launch; `ValueError` out of scope.
+
+    `sharing`: launches of as many ranks share the device, and each may have its next one on it already;
+    `delay_ns`: see `exchange_steps.delay`.
+    """
+    local, rows, columns = part.shape
+    if columns % (8 * layout.ranks) or rows * columns * 2 > layout.part_bytes or form not in FORMS:
+        raise ValueError(
+            f"exchange {form}: {rows} rows of {columns} columns need {rows * columns * 2} bytes of "
+            f"{layout.part_bytes}, and 8 x {layout.ranks} ranks must divide the columns"
+        )
+    width = columns // 8
+    launch = _compile(layout.ranks, width, layout.part_bytes, form, delay_ns)
+    blocks = blocks_of(rows * width, local * sharing * (1 if sharing == 1 else 2))
+    launch(part, mailbox, reach, control, out, launches, first_rank, limit, blocks)
+
+
+def variants() -> tuple[Variant, ...]:
+    """The sums of K3's hidden rows and latents, at every number of ranks, with room for 64 rows."""
+    forms = [(ranks, columns, form) for columns in (7168, 3584) for ranks in (2, 4, 8, 16) for form in FORMS]
+    return tuple(
+        Variant(
+            op="exchange",
+            name=f"exchange_{form}_r{ranks}_d{columns}",
+            architectures=DISPATCHED + COMPILED,
+            compile=lambda key=(ranks, columns // 8, 64 * columns * 2, form): _compile(*key),  # type: ignore[misc]
+            parameters=ROLES,
+            source="cute/exchange.py",
+            is_smoke=(ranks, columns, form) == (8, 7168, "one_shot"),
+        )
+        for ranks, columns, form in forms
+    )
