@@ -1,13 +1,18 @@
-"""What a Python module defines, compared between base and head: signatures, defaults, methods."""
+"""What a Python module or C++ header defines, compared between base and head: signatures and defaults."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from harness.domain.policy import Rule
+from harness.stages.isolation.detectors.cpp_definitions import accepted_by, cpp_functions
 from harness.stages.isolation.source import Node, Source
 from harness.stages.isolation.surroundings import Match, Surroundings
 
 __all__ = ["Altered", "altered_functions", "find_default_changed", "find_signature_changed"]
+
+
+HEADERS = (".h", ".hpp", ".cuh", ".inl")
+"""What other files include; a function of another C++ file is met through a declaration in one of these."""
 
 
 class Definition(NamedTuple):
@@ -29,7 +34,10 @@ class Altered(NamedTuple):
 
 def altered_functions(source: Source) -> Iterator[Altered]:
     """Public functions and fields of any zone whose signature or default changed."""
-    if source.language == "python" and source.file.status in ("modified", "renamed"):
+    if _is_header(source):
+        for name, line, what in (*_cpp_broken(source), *_cpp_extended(source), *_cpp_defaults(source)):
+            yield Altered(source.path, line, name, what)
+    elif source.language == "python" and source.file.status in ("modified", "renamed"):
         old, new = _functions(source.old_root), _functions(source.root)
         for name, before in old.items():
             if _is_private(name):
@@ -50,6 +58,10 @@ def altered_functions(source: Source) -> Iterator[Altered]:
 
 def find_signature_changed(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
     """Public functions that are gone or whose parameters were removed, reordered or newly required."""
+    if _is_header(source):
+        for name, line, _ in _cpp_broken(source):
+            said = f"{name} is gone" if line is None else f"callers of {name} may break"
+            yield Match(line, name if line is None else source.lines[line - 1].strip(), said)
     if source.language != "python" or source.file.status not in ("modified", "renamed"):
         return
     old, new = _functions(source.old_root), _functions(source.root)
@@ -65,6 +77,10 @@ def find_signature_changed(rule: Rule, source: Source, around: Surroundings) -> 
 
 def find_default_changed(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
     """Defaults of fields and parameters that have another value at head."""
+    if _is_header(source):
+        for name, line, what in _cpp_defaults(source):
+            if (at := source.first_added(line, line + 20)) is not None:
+                yield Match(at, source.lines[at - 1].strip(), f"{name}: {what}")
     if source.language != "python" or source.file.status not in ("modified", "renamed"):
         return
     old, new = _defaults(source.old_root), _defaults(source.root)
@@ -72,6 +88,44 @@ def find_default_changed(rule: Rule, source: Source, around: Surroundings) -> It
         line, after = new.get(name, (0, before))
         if before != after and (at := source.first_added(line, line + after.count("\n"))) is not None:
             yield Match(at, source.lines[at - 1].strip(), f"{name}: {_short(before)} became {_short(after)}")
+
+
+def _is_header(source: Source) -> bool:
+    is_kept = source.file.status in ("modified", "renamed")
+    return is_kept and source.language in ("cpp", "cuda") and source.path.endswith(HEADERS)
+
+
+def _cpp_broken(source: Source) -> Iterator[tuple[str, int | None, str]]:
+    """(name, line, words) of functions that some call fitted and fits no longer."""
+    new = cpp_functions(source.root)
+    for name, overloads in cpp_functions(source.old_root).items():
+        left = new.get(name)
+        if left is None:
+            yield name, None, "is gone"
+        elif not all(accepted_by(function, left) for function in overloads):
+            yield name, left[0].line, "breaks calls that fitted"
+
+
+def _cpp_extended(source: Source) -> Iterator[tuple[str, int | None, str]]:
+    new = cpp_functions(source.root)
+    for name, overloads in cpp_functions(source.old_root).items():
+        left = new.get(name, [])
+        fits = bool(left) and all(accepted_by(function, left) for function in overloads)
+        if fits and {f.types for f in left} != {f.types for f in overloads}:
+            yield name, left[0].line, "takes more than before"
+
+
+def _cpp_defaults(source: Source) -> Iterator[tuple[str, int, str]]:
+    """(name, line, words) of parameters whose default has another value."""
+    new = cpp_functions(source.root)
+    for name, overloads in cpp_functions(source.old_root).items():
+        for function in overloads:
+            same = next(
+                (f for f in new.get(name, ()) if f.types[: len(function.types)] == function.types), None
+            )
+            for before, after in zip(function.defaults, same.defaults if same else (), strict=False):
+                if same is not None and before is not None and after is not None and before != after:
+                    yield name, same.line, f"default {_short(before)} became {_short(after)}"
 
 
 def _is_private(name: str) -> bool:
