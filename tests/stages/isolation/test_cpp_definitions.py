@@ -33,7 +33,10 @@ def test_what_no_other_file_can_call_is_left_out() -> None:
 
 
 def test_public_members_and_operators_are_read() -> None:
-    text = "class C { public: explicit C(int x); bool operator==(const C& o) const; };\nstruct D { void e(...); };\n"
+    text = (
+        "class C { public: explicit C(int x); bool operator==(const C& o) const; };\n"
+        "struct D { void e(...); };\n"
+    )
 
     assert {name: [f.types for f in overloads] for name, overloads in _functions(text).items()} == {
         "C::C": [("int",)],
