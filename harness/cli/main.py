@@ -132,6 +132,12 @@ def _history() -> Any:
     return typer.main.get_command(app)
 
 
+def _tune() -> Any:
+    from harness.cli.tune import app
+
+    return typer.main.get_command(app)
+
+
 COMMANDS: dict[str, tuple[str, Callable[[], Any]]] = {
     "validate": ("Run every check of the policy that this machine can run; write a bundle.", _validate),
     "plan": ("Show what would run, what cannot run here and why, and how long it takes.", _plan),
@@ -151,6 +157,7 @@ COMMANDS: dict[str, tuple[str, Callable[[], Any]]] = {
     "report": ("Render a bundle as HTML, Markdown, JUnit XML or SARIF.", _report),
     "publish": ("Put the verdict on a pull request: a comment and a check run.", _publish),
     "history": ("Ask questions of many bundles: trends, regressions, flaky checks.", _history),
+    "tune": ("Search an op's declared choices under its tests; write the tuned table.", _tune),
     "recipe": ("Print server, benchmark and eval commands of a cell.", _recipe),
 }
 

@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parent
 FILE = ROOT / "description.json"
 SHARED = ("op", "source", "architectures", "parameters")
 """Fields of a variant that are the same for many; they are kept once a group."""
-SOURCES = ("ops/*.py", "cute/*.py", "cute/expected.json", "shapes.py", "compile.py")
+SOURCES = (
+    "ops/*.py", "cute/*.py", "cute/expected.json", "shapes.py", "compile.py", "tuned/*.py", "tuned/sm_*.json",
+)  # fmt: skip
 """What descriptions are made from; how `pack.py` writes them down is held by a test."""
 NAMED = ("cpu/*.py",)
 """Files that say by being there which ops have an implementation, whatever is in them."""

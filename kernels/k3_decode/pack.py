@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from harness.domain import pack as door
 from harness.domain.cell import Cell
 from harness.domain.collective_model import CollectiveModel
+from harness.domain.tuning import Configuration, TuningAxis, TuningSpace
 from k3_decode.description import FILE, load_description, render_description
 from k3_decode.ops.contract import OP_NAMES as OPS
 
@@ -246,6 +248,65 @@ class K3DecodePack:
                 for sample in make(seed, share, length)
             ]  # fmt: skip
         return tuple(items)
+
+    def tuning_space(self, op: str, implementation: str, cell: Cell, model: str) -> TuningSpace | None:
+        """The choices of an op in a cell."""
+        from k3_decode.tuning import space_of
+
+        found = space_of(op, implementation, _op_cell(cell, model))
+        if found is None:
+            return None
+        return TuningSpace(
+            kernel=found.kernel, op=op, implementation=cast("Literal['cpu', 'cute']", implementation),
+            shape=tuple(found.shape.items()), near=found.near,
+            axes=tuple(TuningAxis(name=n, values=values, meaning=m) for n, values, m in found.axes),
+            incumbent=tuple(found.incumbent.items()),
+        )  # fmt: skip
+
+    def refused(self, space: TuningSpace, configuration: Configuration) -> str:
+        """Why a configuration cannot be built or launched."""
+        from k3_decode.tuning import refused
+
+        return refused(space.kernel, dict(space.shape), dict(configuration))
+
+    def floor_us(
+        self, space: TuningSpace, configuration: Configuration, moved_bytes: int, ceiling_gb_per_s: float
+    ) -> float:
+        """Least time of one call by what it moves and keeps in flight."""
+        from k3_decode.tuning import floor_us
+
+        shape, values = dict(space.shape), dict(configuration)
+        return floor_us(space.kernel, shape, values, moved_bytes, ceiling_gb_per_s)
+
+    def configured(self, space: TuningSpace, configuration: Configuration) -> AbstractContextManager[None]:
+        """Launches of this process at the space's shape take the configuration."""
+        from k3_decode.tuning import ARCH, tried
+
+        arch = "cpu" if space.implementation == "cpu" else ARCH
+        return tried(arch, space.kernel, dict(space.shape), dict(configuration))
+
+    def build_configurations(
+        self, space: TuningSpace, configurations: Sequence[Configuration], folder: Path, processes: int
+    ) -> None:
+        """Kernels of configurations as object files, compiled side by side."""
+        from k3_decode.tuning import build
+
+        choices = [dict(configuration) for configuration in configurations]
+        build(space.op, space.kernel, dict(space.shape), choices, folder, processes)
+
+    def built(self, space: TuningSpace, folder: Path) -> AbstractContextManager[None]:
+        """Launches load what lies in `folder`; nothing changes where nothing is compiled."""
+        if space.implementation == "cpu":
+            return nullcontext()
+        from k3_decode.kernel_objects import use_objects
+
+        return use_objects(folder)
+
+    def tuned_file(self, arch: str) -> Path:
+        """The tuned table of an architecture, below this package."""
+        from k3_decode.tuned import table_file
+
+        return table_file(arch)
 
     def traffic(self, op: str, cell: Cell, experts_touched: int | None) -> tuple[int, int]:
         """Bytes and operations at the claimed model's rank shapes."""

@@ -13,11 +13,14 @@ import torch
 from k3_decode.cpu.launches import count_launch
 from k3_decode.cpu.situ_mlp import situ_
 from k3_decode.shapes import MXFP4_GROUP
+from k3_decode.tuned import choice
 
 __all__ = ["experts", "prepare"]
 
 MOST_WASTE = 8
-"""Row-expert pairs computed for each one that counts, up to which two large products beat many small ones."""
+"""Row-expert pairs computed for each one that counts, up to which two large products beat many small ones;
+where no other number was measured.
+"""
 
 
 def prepare(
@@ -52,7 +55,7 @@ def experts(
     second = w2[kept] if w2_scale is None else unpack(w2[kept], w2_scale[kept])
     shares = torch.zeros(ids.shape[0], len(touched)).scatter_add_(1, place, weights)[:, skipped:]
     wide = latent.float()
-    if len(kept) <= MOST_WASTE * ids.shape[1]:
+    if len(kept) <= _most_waste(w13.shape[0], ids) * ids.shape[1]:
         out.copy_(_all_at_once(wide, shares, first, second))
     else:
         out.copy_(_one_by_one(wide, shares, first, second))
@@ -63,6 +66,12 @@ def unpack(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     values = _pair_table()[packed.long()].flatten(-2)
     factor = _scale_table()[scales.long()]
     return values.view(*scales.shape, MXFP4_GROUP).mul_(factor.unsqueeze(-1)).flatten(-2)
+
+
+def _most_waste(experts: int, ids: torch.Tensor) -> int:
+    tokens, top_k = ids.shape
+    found = choice("cpu", "experts", {"experts": experts, "top_k": top_k, "tokens": tokens})
+    return MOST_WASTE if found is None else found.values["most_waste"]
 
 
 def _all_at_once(

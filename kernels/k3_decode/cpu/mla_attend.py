@@ -8,13 +8,14 @@ probabilities unrounded; entries of a page past the request's length are never r
 import torch
 
 from k3_decode.cpu.launches import count_launch
+from k3_decode.tuned import choice
 
 __all__ = ["mla_attend"]
 
 PAGE_SIZE = 64
 KV_LORA = 512
 PAGES_AT_ONCE = 16
-"""Widened together: 2.4 MB, near what a core's caches hold."""
+"""Widened together where no other number was measured: 2.4 MB, near what a core's caches hold."""
 
 
 def mla_attend(
@@ -33,7 +34,7 @@ def mla_attend(
     """See `ops/mla_attend.py`."""
     count_launch(launches, "mla_attend")
     heads, width = query.shape[1:]
-    buffer = torch.empty(PAGES_AT_ONCE, PAGE_SIZE, width)
+    buffer = torch.empty(_pages_at_once(rows * heads), PAGE_SIZE, width)
     wide = query.float()
     for request, length in enumerate(lengths.tolist()):
         mine = slice(request * rows, (request + 1) * rows)
@@ -57,8 +58,8 @@ def _attend(
     newest = torch.arange(length - rows, length).repeat_interleave(count // rows).unsqueeze(1)
     peak, total = torch.full((count, 1), -torch.inf), torch.zeros(count, 1)
     mix = torch.zeros(count, KV_LORA)
-    for start in range(0, len(pages), PAGES_AT_ONCE):
-        run = pages[start : start + PAGES_AT_ONCE]
+    for start in range(0, len(pages), len(buffer)):
+        run = pages[start : start + len(buffer)]
         for target, page in zip(buffer, run, strict=False):
             target.copy_(cache[page])
         begin = start * PAGE_SIZE
@@ -76,3 +77,8 @@ def _attend(
     has_keys = total > 0
     mix.div_(torch.where(has_keys, total, 1.0))
     return mix, torch.where(has_keys, peak + total.log(), -torch.inf)
+
+
+def _pages_at_once(queries: int) -> int:
+    found = choice("cpu", "mla_attend", {"queries": queries})
+    return PAGES_AT_ONCE if found is None else found.values["pages_at_once"]

@@ -1,7 +1,8 @@
 """Which plan a product of a given shape runs under, from measurements on an H200 (NOTES.md).
 
 Shapes of K3's TP8 and TP16 shards have their own rows in the tables; others follow `_few`, `_many` and
-`_wide`, which were read off the same sweeps. Plans differ in speed only: any plan gives the right product.
+`_wide`, which were read off the same sweeps. An entry of `tuned/sm_90a.json` goes before all of them. Plans
+differ in speed only: any plan gives the right product.
 Wide steps multiply by warpgroups where the architecture has `wgmma` (sm_90a) and by `mma.sync` elsewhere.
 """
 
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 from k3_decode.cute.row_plan import STEP, Plan
 from k3_decode.cute.variant import COMPILED, DISPATCHED
+from k3_decode.tuned import choice
 
 __all__ = ["CAPACITIES", "capacity", "has_warpgroups", "plan_for", "plans_by_architecture"]
 
@@ -105,8 +107,8 @@ def plan_for(rows: int, k: int, tokens: int, is_grouped: bool, *, is_late: bool 
     `is_grouped`: whether the architecture has warpgroup products. `is_late`: see `Plan`.
     """
     room = capacity(rows, k, tokens)
-    tiling = None
-    if is_grouped and k % 64 == 0 and rows >= 256 and room > 8:
+    tiling = _tuned(rows, k, room) if is_grouped else None
+    if tiling is None and is_grouped and k % 64 == 0 and rows >= 256 and room > 8:
         known = MANY.get((rows, k))
         if known is not None:
             tiling = known[CAPACITIES.index(room) - 1]
@@ -130,6 +132,15 @@ def plan_for(rows: int, k: int, tokens: int, is_grouped: bool, *, is_late: bool 
         is_whole=rows % (8 * tiling.row_tiles * tiling.row_warps) == 0,
         is_late=is_late,
     )
+
+
+def _tuned(rows: int, k: int, room: int) -> Tiling | None:
+    """What a search found faster than the tables here (`tuned/`); None for most shapes."""
+    found = choice("sm_90a", "row_product", {"rows": rows, "k": k, "tokens": room})
+    if found is None:
+        return None
+    sizes = {name: value for name, value in found.values.items() if name != "is_grouped"}
+    return Tiling(**sizes, is_grouped=bool(found.values["is_grouped"]))
 
 
 def plans_by_architecture(
