@@ -16,11 +16,11 @@ from harness.domain.check import Check, Outcome, Samples, SampleTable
 from harness.domain.pack import Session, SessionRequest
 from harness.domain.stage import StageContext
 from harness.executors.marks import Marks
-from harness.measure.interleaved import TimedUnit, cpu_unit, time_arms
+from harness.measure.interleaved import TimedUnit, cpu_unit
 from harness.stages.sweep.judging import judge
 from harness.stages.sweep.layers import sample_layers
 from harness.stages.sweep.likeness import PROMPT_TOKENS, expert_rows, marked, prefix_rows
-from harness.stages.sweep.stopping import is_narrow
+from harness.stages.sweep.stopping import time_blocks
 from harness.stages.sweep.tables import ARMS
 
 __all__ = ["run", "sample"]
@@ -29,7 +29,7 @@ DISTINCT_PROMPTS = 4
 """Requests of a cell share this many prompts: a step's time depends on lengths and the tokens' experts, and
 every request decodes a token of its own."""
 WARM_STEPS = 3
-"""Steps whose median sets the length of the planted delay."""
+"""Steps of which the quickest sets the length of the planted delay."""
 
 
 def run(check: Check, context: StageContext) -> Outcome:
@@ -50,7 +50,7 @@ def sample(check: Check, context: StageContext) -> Samples:
         units: dict[str, TimedUnit] = {arm: cpu_unit(step) for arm, step in work.items() if arm != "slow"}
         units["slow"] = cpu_unit(partial(_step_and_spin, work["slow"], delay_s))
         units = {arm: marked(arm, unit, context.mark) for arm, unit in units.items()}
-        rows = time_arms(units, int(check.number("blocks")), is_narrow(check))
+        rows = time_blocks(check, units)
         prefixes = prefix_rows(sessions, partial(_control_session, check, context), _control_prompt(sessions))
         experts = tuple(expert_rows(sessions))
     return Samples(
@@ -132,7 +132,7 @@ def _delay(step: Callable[[], object], share: float) -> float:
         begun = time.perf_counter()
         step()
         spent.append(time.perf_counter() - begun)
-    return sorted(spent)[WARM_STEPS // 2] * share
+    return min(spent) * share
 
 
 def _step_and_spin(step: Callable[[], object], seconds: float) -> None:

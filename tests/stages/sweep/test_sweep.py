@@ -1,5 +1,7 @@
 """Sweeps: interleaved times, an interval, a noise floor, and a planted slow-down that must be noticed."""
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from harness.domain.machine import Tier
 from harness.executors.marks import Marks
 from harness.stages.sweep import judge, run, sample
 from harness.stages.sweep.planning import load_sweep, plan, sweep_cells
+from harness.stages.sweep.stopping import time_blocks
 from harness.stages.sweep.tables import SHAPES
 from tests.fakes.pack import FakePack, Faults
 from tests.fakes.requests import plan_request, planned, stage_context
@@ -136,6 +139,53 @@ def test_a_run_that_stops_when_its_interval_is_narrow_counts_and_more_blocks_tha
     assert judge(planned_ten, _first_blocks(_samples(check, 50.0), 10)).status is Status.PASS
     outcome = judge(planned_ten, _first_blocks(_samples(check, 50.0), 12))
     assert "12 blocks were timed and the plan asks for 10" in outcome.summary
+
+
+def test_a_cell_may_end_after_the_block_in_which_its_time_is_spent_and_not_elsewhere() -> None:
+    """A block takes 100 + 50 + 100 + 160 us, and every second 4 us more: ten take 4.12 ms."""
+    check = _check(interval_width=1e-9, time_s=0.0041)
+    assert judge(check, _first_blocks(_samples(check, 50.0), 10)).status is Status.PASS
+    outcome = judge(check, _first_blocks(_samples(check, 50.0), 12))
+    assert "12 blocks were timed and the plan asks for 40; its own rule stops after 10" in outcome.summary
+
+
+@pytest.mark.parametrize(("blocks", "status"), [(4, Status.PASS), (6, Status.INVALID)])
+def test_the_planted_arm_may_leave_once_it_shows_and_not_later(blocks: int, status: Status) -> None:
+    check = _check()
+    samples = _samples(check, 50.0)
+    kept = tuple(row for row in samples.tables[0].rows if row[0] != "slow" or int(row[1] or 0) < blocks)
+    outcome = judge(check, with_rows(samples, "timings", kept))
+    assert outcome.status is status
+    assert outcome.status is Status.PASS or "planted arm was timed in 6 of 40 blocks" in outcome.summary
+
+
+def test_a_planted_arm_that_does_not_show_may_not_leave() -> None:
+    check = _check()
+    samples = _samples(check, 50.0)
+    kept = tuple(
+        (arm, block, 100.0 if arm == "slow" else us)
+        for arm, block, us in samples.tables[0].rows
+        if arm != "slow" or int(block or 0) < 4
+    )
+    assert judge(check, with_rows(samples, "timings", kept)).status is Status.INVALID
+
+
+def test_real_arms_are_timed_until_the_rule_ends_and_the_planted_one_until_it_shows() -> None:
+    check = _check(interval_width=0.5, planted_slowdown=1.0)
+    asked: list[str] = []
+    means = {"stock": 100.0, "optimised": 50.0, "null": 100.0, "slow": 200.0}
+
+    def unit(arm: str) -> Callable[[], float]:
+        def run() -> float:
+            asked.append(arm)
+            return means[arm] + len(asked) % 3
+
+        return run
+
+    rows = time_blocks(check, {arm: unit(arm) for arm in means})
+    assert asked[:8] == ["stock", "optimised", "null", "slow", "stock", "optimised", "null", "slow"]
+    assert asked[8:12] == ["slow", "null", "optimised", "stock"]
+    assert Counter(arm for arm, _, _ in rows) == {"stock": 8, "optimised": 8, "null": 8, "slow": 4}
 
 
 def test_real_timing_of_a_path_with_extra_work_does_not_pass(tmp_path: Path) -> None:
