@@ -13,7 +13,18 @@ from harness.domain.check import Severity, StageName
 from harness.domain.machine import Tier
 from harness.domain.record import Name, Record, Setting, Whole
 
-__all__ = ["AcceptanceRule", "Example", "Policy", "Proof", "Rule", "Statistics", "Waiver", "Zone", "ZoneMap"]
+__all__ = [
+    "AcceptanceRule",
+    "CellDemand",
+    "Example",
+    "Policy",
+    "Proof",
+    "Rule",
+    "Statistics",
+    "Waiver",
+    "Zone",
+    "ZoneMap",
+]
 
 ZoneName = Literal[
     "model_code", "shared_core", "other_models", "tests", "docs", "build", "ci", "benchmarks", "policy",
@@ -97,6 +108,31 @@ class Waiver(Record):
         return f"{self.owner}: {self.reason} (until {self.expires.isoformat()})"
 
 
+class CellDemand(Record):
+    """Cells of the envelope that need evidence of their own: every combination of what is listed.
+
+    A batch is the upper edge of a bucket, a context the least length of a band; a step with drafts is a
+    verify step. Combinations that the claim does not cover are none.
+    """
+
+    batch: tuple[Whole, ...] = (1,)
+    context: tuple[Whole, ...] = (24,)
+    drafts: tuple[Whole, ...] = (0,)
+    tp: tuple[Whole, ...] = (1,)
+    dcp: tuple[Whole, ...] = (1,)
+    kv_dtype: tuple[Literal["bf16", "fp8"], ...] = ("bf16",)
+    feature: tuple[Literal["temperature_sampling", "structured_output", "chunked_prefill"], ...] = ()
+    """Features that must be at work in the cell; empty: none."""
+    min_tokens: Whole = Field(default=1, ge=1)
+    """What the optimised path must generate for such a cell not to be empty."""
+
+    @model_validator(mode="after")
+    def _features_decode(self) -> Self:
+        if self.feature and any(self.drafts):
+            raise ValueError("a feature is shown in decode steps; list drafts in a demand of their own")
+        return self
+
+
 class Proof(Record):
     """What one stage must show."""
 
@@ -108,6 +144,14 @@ class Proof(Record):
     """Evals, sweeps or ops by name; empty: all that the claim derives."""
     thresholds: tuple[tuple[str, Setting], ...] = ()
     """Overrides of the stage's thresholds by name."""
+    cells: tuple[CellDemand, ...] = ()
+    """Of coverage: cells that must not be empty, beside those that follow from the claim."""
+
+    @model_validator(mode="after")
+    def _only_coverage_has_cells(self) -> Self:
+        if self.cells and self.stage is not StageName.COVERAGE:
+            raise ValueError(f"cells are demanded of coverage, not of {self.stage}")
+        return self
 
 
 class Statistics(Record):

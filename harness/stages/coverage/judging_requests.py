@@ -103,7 +103,7 @@ def judge_feature(check: Check, samples: Samples) -> Outcome:
     on, planted = median_kl(samples, "on"), median_kl(samples, "planted")
     limit = max(KL_FLOOR, check.number("clean_kl_margin") * (on or 0.0))
     control = _control("poison", "an optimised op made wrong", samples, planted, limit, "median KL")
-    ran = witness(samples, "on", check.number("min_path_share"))
+    ran = witness(samples, "on", check.number("min_path_share"), int(check.number("min_tokens")))
     choices = records(samples, "choices")
     forbidden = [row for row in choices if not row["is_allowed"]]
     figures = (figure("kl_to_stock", on, "log-probabilities are not finite"), _tokens(ran))

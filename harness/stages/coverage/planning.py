@@ -3,25 +3,29 @@ op, and what must decline.
 
 A policy's proof may name `subjects`: the groups of checks that it requires, such as `path` or `feature`;
 without them all that the claim derives are required. Its threshold `context_bands` says how long contexts
-must be.
+must be, and its `cells` name further cells that must not be empty (`demands`).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 from harness.domain.cell import Cell
 from harness.domain.check import Check, StageName, Threshold
 from harness.domain.claim import Envelope
 from harness.domain.machine import Tier
+from harness.domain.policy import CellDemand
 from harness.domain.record import Scalar, Setting
 from harness.domain.stage import PlanRequest
 
-__all__ = ["path_cells", "plan"]
+__all__ = ["demanded_cells", "path_cells", "plan", "unreached"]
 
 SHORT_CONTEXT = 24
 """Tokens before the first covered step: enough for conv windows, two MLA chunks and no more."""
 LONG_RUN_STEPS = 112
 """A dispatcher that gives up after the first hundred steps must be seen doing so."""
+CPU_CONTEXT = 16384
+"""Longest context that a path check fills on a CPU."""
 COST_PER_ROW_S = 0.02
 """Measured on 2 cores with the nano model: one row of one step, all arms of a check."""
 COST_PER_LAYER_S = 20.0
@@ -61,12 +65,18 @@ class _Wanted:
     op: str | None = None
     more: tuple[tuple[str, Scalar], ...] = ()
     steps: int | None = None
-    tier: Tier | None = None
+    subject: str = ""
+    """What the sampler reads; the name where it is empty."""
+    min_tokens: int | None = None
+    """What a demanded cell must hold, where that is more than the policy's own `min_tokens`."""
+    unavailable: str | None = None
+    is_demanded: bool = False
 
 
 def plan(request: PlanRequest) -> tuple[Check, ...]:
     """Path checks over bucket edges and phases, declines, poisons, transitions, features and isolation."""
-    return tuple(_check(request, wanted) for wanted in _all_wanted(request))
+    wanted = _all_wanted(request)
+    return tuple(_check(request, each) for each in _with_demands(request, list(wanted)))
 
 
 def path_cells(
@@ -169,6 +179,59 @@ def _request_wanted(request: PlanRequest, base: Cell, *, has_verify: bool) -> It
         )  # fmt: skip
 
 
+def _with_demands(request: PlanRequest, wanted: list[_Wanted]) -> list[_Wanted]:
+    """The checks that the claim derives and, behind them, one for each demanded cell that none of them is
+    about; a demand raises what the cell of such a check must hold.
+    """
+    proof = request.policy.proof(StageName.COVERAGE)
+    places = {(w.kind, w.name): n for n, w in enumerate(wanted)}
+    for demand in proof.cells if proof is not None else ():
+        for cell, feature in demanded_cells(request.claim.envelope, request.machine.arch, demand):
+            kind = "feature" if feature else "path"
+            name = f"{feature}.{cell.label()}" if feature else cell.label()
+            found = places.setdefault((kind, name), len(wanted))
+            if found == len(wanted):
+                proves = (
+                    "a cell that the policy demands is not empty: the optimised path generated tokens there"
+                )
+                wanted.append(
+                    _Wanted(
+                        kind, name, cell, proves, subject=feature or name, unavailable=unreached(cell),
+                        more=(("is_drawn", False),),
+                    )
+                )  # fmt: skip
+            least = max(demand.min_tokens, wanted[found].min_tokens or 0)
+            steps = max(_steps_of(wanted[found]), -(-least // cell.rows))
+            more = {"min_tokens": least, "steps": steps, "is_demanded": True}
+            wanted[found] = replace(wanted[found], **more)  # type: ignore[arg-type]  # each has its field's type
+    return wanted
+
+
+def unreached(cell: Cell) -> str | None:
+    """Why this machine's in-process engine cannot serve a cell; None where it can."""
+    if cell.arch == "cpu" and cell.context > CPU_CONTEXT:
+        return f"a CPU takes too long over a context of {cell.context}; needs a GPU"
+    if cell.arch != "cpu" and cell.tp > 1:
+        return f"{cell.tp} ranks need as many GPUs"
+    if cell.dcp > 1:
+        return f"a context divided over {cell.dcp} ranks needs an engine that divides it"
+    return None
+
+
+def demanded_cells(envelope: Envelope, arch: str, demand: CellDemand) -> Iterator[tuple[Cell, str]]:
+    """(cell, feature or "") of every combination that the envelope admits."""
+    axes = product(demand.batch, demand.context, demand.drafts, demand.tp, demand.dcp, demand.kv_dtype)
+    for batch, context, drafts, tp, dcp, kv_dtype in axes:
+        cell = Cell.model_validate(
+            {
+                "arch": arch, "batch": batch, "context": context, "drafts": drafts, "tp": tp, "dcp": dcp,
+                "kv_dtype": kv_dtype, "phase": "verify" if drafts else "decode",
+            }
+        )  # fmt: skip
+        if envelope.admits(cell):
+            yield from ((cell, feature) for feature in demand.feature or ("",))
+
+
 def _layer_wanted(request: PlanRequest, arch: str) -> Iterator[_Wanted]:
     """One kind after the other, as the weights of two do not fit beside each other; first in the plan, as
     stock's kernels must be loaded ahead of the pack's.
@@ -210,7 +273,7 @@ def _check(request: PlanRequest, wanted: _Wanted) -> Check:
     proof = request.policy.proof(StageName.COVERAGE)
     subjects = proof.subjects if proof is not None else ()
     steps = wanted.steps or _steps_of(wanted)
-    missing = None
+    missing = wanted.unavailable
     if request.claim.envelope.level(cell.arch) != "dispatched":
         missing = f"the claim does not dispatch on {cell.arch}"
     parameters: tuple[tuple[str, Scalar], ...] = (
@@ -221,17 +284,19 @@ def _check(request: PlanRequest, wanted: _Wanted) -> Check:
         *(wanted.more or (("is_drawn", False),)),
     )  # fmt: skip
     limits = _limits(request)
+    if wanted.min_tokens is not None:
+        limits["min_tokens"] = max(wanted.min_tokens, int(limits["min_tokens"]))
     return Check(
         id=f"coverage/{kind}/{wanted.name}",
         stage=StageName.COVERAGE,
         proves=wanted.proves,
         cell=cell,
         op=wanted.op,
-        subject=wanted.name,
+        subject=wanted.subject or wanted.name,
         thresholds=tuple(Threshold(name=key, value=value) for key, value in sorted(limits.items())),
         parameters=parameters,
         tier=Tier.SMOKE if cell.arch == "cpu" else Tier.RANK,
-        is_required=not subjects or kind in subjects,
+        is_required=wanted.is_demanded or not subjects or kind in subjects,
         cost_s=COST_PER_LAYER_S
         if kind == "layer"
         else 0.3 + COST_PER_ROW_S * cell.rows * steps / 3 + cell.context * 0.001,
@@ -243,6 +308,6 @@ def _steps_of(wanted: _Wanted) -> int:
     """Few where only the decision counts, or where a batch is large."""
     if wanted.kind == "decline":
         return 2
-    if wanted.kind in ("poison", "state") or (wanted.kind == "path" and wanted.cell.batch <= 16):
+    if wanted.kind in ("poison", "state", "feature") or (wanted.kind == "path" and wanted.cell.batch <= 16):
         return 4
     return 6 if wanted.cell.batch <= 16 else 3

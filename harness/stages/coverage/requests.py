@@ -21,7 +21,6 @@ PREFIX = 64
 """Tokens of a prompt that a later one shares; a page of every pack so far."""
 TAIL = 5
 STEPS = 4
-FEATURE_STEPS = 4
 TEMPERATURE = 0.8
 CHUNK = 7
 ALLOWED_STRIDE = 3
@@ -135,11 +134,11 @@ def sample_feature(probe: Probe) -> tuple[SampleTable, ...]:
 
     name = str(probe.check.subject)
     fields: dict[str, Any] = {"prefill_chunk": CHUNK} if name == "chunked_prefill" else {}
-    fields["max_context"] = probe.cell.context + FEATURE_STEPS + 8
+    fields["max_context"] = probe.cell.context + probe.planned_steps + 8
     with probe.session("on", probe.request("optimised", **fields)) as session:
         prompts = probe.random_texts(session.vocab_size, probe.cell.batch, probe.cell.context)
         choose, allowed = _chooser(name, session.vocab_size, int(probe.check.parameter("seed") or 0))
-        texts, on = generate(session, prompts, FEATURE_STEPS, choose)
+        texts, on = generate(session, prompts, probe.planned_steps, choose)
     fields.pop("prefill_chunk", None)
     with probe.session("off", probe.request("stock", **fields)) as session:
         off = force(session, prompts, texts)

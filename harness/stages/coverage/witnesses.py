@@ -53,8 +53,9 @@ def witness(samples: Samples, arm: str, least_share: float, least_tokens: int = 
         return Witness(Status.FAIL, words, share, optimised)
     if share < least_share or counted == 0 or optimised < least_tokens:
         reasons = sorted({str(row["reason"]) for row in steps if row["path"] != "optimised"})
+        few = f", fewer than the {least_tokens} that this cell must hold" if optimised < least_tokens else ""
         words = (
-            f"{share:.1%} of {tokens} tokens took the optimised path, {counted} launches"
+            f"{share:.1%} of {tokens} tokens took the optimised path{few}, {counted} launches"
             f"{' (declined: ' + ', '.join(reasons) + ')' if reasons else ''}"
         )
         return Witness(Status.NO_EVIDENCE, words, share, optimised)
