@@ -34,6 +34,9 @@ def tune(
     seed: Annotated[
         int, typer.Option("--seed", min=0, help="Seed of inputs and of the order of trials.")
     ] = 0,
+    built: Annotated[
+        Path | None, typer.Option("--built", help="Folder where compiled kernels are kept from run to run.")
+    ] = None,
     processes: Annotated[int, typer.Option("--processes", min=1, help="Compilers side by side.")] = 2,
     out: Annotated[Path, typer.Option("--out", help="Folder of the record, logs and table.")] = Path(
         "out/tune"
@@ -67,6 +70,7 @@ def tune(
         model,
         processes,
         "fasttrack " + " ".join(sys.argv[1:]),
+        built,
     )
     out.mkdir(parents=True, exist_ok=True)
     record = search_cells(wanted, out, lambda text: err.print(text, markup=False, soft_wrap=True))

@@ -1,11 +1,15 @@
 """`fasttrack tune` without its words: which cells are searched, the record, and the table that follows."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
+from pydantic import ValidationError
+
+from harness.domain.cell import Cell
 from harness.domain.check import Check
 from harness.domain.errors import InputError
 from harness.domain.machine import Machine
@@ -24,7 +28,13 @@ from harness.engines.packs import harness_digest, pack_digest
 from harness.tuning.desk import op_checks, request_of
 from harness.tuning.search import Budget, Desk, search
 
-__all__ = ["Wanted", "load_table", "table_after", "tune"]
+__all__ = ["Wanted", "load_table", "parse_label", "table_after", "tune"]
+
+LABEL = re.compile(
+    r"(?P<arch>\w+)\.tp(?P<tp>\d+)\.dcp(?P<dcp>\d+)\.b(?P<batch>\d+)\.c(?P<context>\d+)\.d(?P<drafts>\d+)"
+    r"\.(?P<kv_dtype>\w+)\.(?P<phase>\w+)"
+)
+"""As `Cell.label` writes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,8 @@ class Wanted:
     model: str | None = None
     processes: int = 2
     command: str = ""
+    built: Path | None = None
+    """Where compiled kernels are kept; None: beside the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +72,8 @@ def tune(wanted: Wanted, out: Path, say: Callable[[str], None]) -> TuningRecord:
     implementation = "cpu" if request.machine.arch == "cpu" else "cute"
     groups = _groups(wanted, tunable, request, implementation)
     studies = []
+    built = wanted.built or out / "built"
+    built.mkdir(parents=True, exist_ok=True)
     for number, group in enumerate(groups):
         check = group.checks[0]
         if check.cell is None:
@@ -72,10 +86,10 @@ def tune(wanted: Wanted, out: Path, say: Callable[[str], None]) -> TuningRecord:
 
         def checks_of(seed: int, ids: tuple[str, ...] = ids) -> Sequence[Check]:
             fresh = request_of(wanted.pack, wanted.policy, seed, is_full=True)
-            planned = {c.id: c for c in op_checks(fresh, wanted.op, implementation)}
+            planned = {c.id: c for c in _checks(wanted, fresh, implementation)}
             return [planned[i] for i in ids]
 
-        desk = Desk(wanted.pack, tunable, wanted.policy, folder, checks_of, say, wanted.processes)
+        desk = Desk(wanted.pack, tunable, wanted.policy, folder, built, checks_of, say, wanted.processes)
         model = str(check.parameter("model"))
         study = search(desk, group.space, check.cell, model, wanted.seed, wanted.budget)
         say(f"{study.verdict}: {study.words}")
@@ -112,7 +126,7 @@ def _groups(wanted: Wanted, tunable: TunablePack, request: PlanRequest, implemen
     """Cells that are wanted, by shape; the first of each is searched, all are tested with what was chosen."""
     found: dict[tuple[str, tuple[tuple[str, int], ...]], _Group] = {}
     labels = []
-    for check in op_checks(request, wanted.op, implementation):
+    for check in _checks(wanted, request, implementation):
         model = str(check.parameter("model"))
         if check.cell is None or (wanted.model is not None and model != wanted.model):
             continue
@@ -134,6 +148,37 @@ def _groups(wanted: Wanted, tunable: TunablePack, request: PlanRequest, implemen
             f"{', '.join(sorted(set(labels)))}"
         )
     return groups
+
+
+def _checks(wanted: Wanted, request: PlanRequest, implementation: str) -> tuple[Check, ...]:
+    """Checks of the op that are planned here, and its first one in each cell that is asked for in full."""
+    planned = op_checks(request, wanted.op, implementation)
+    known = {c.cell.label() for c in planned if c.cell is not None}
+    asked = [cell for text in wanted.cells if text not in known and (cell := parse_label(text)) is not None]
+    if outside := [cell.label() for cell in asked if not request.claim.envelope.admits(cell)]:
+        raise InputError(
+            f"the claim's envelope does not hold {', '.join(outside)}; nothing would dispatch it"
+        )
+    first = planned[:1] if wanted.model is None else [
+        c for c in planned if c.parameter("model") == wanted.model
+    ][:1]  # fmt: skip
+    return (*planned, *(
+        check.model_copy(update={"cell": cell, "id": check.id.rpartition("/")[0] + "/" + cell.label()})
+        for cell in asked for check in first
+    ))  # fmt: skip
+
+
+def parse_label(label: str) -> Cell | None:
+    """The cell that a whole label names; None for any other text."""
+    found = LABEL.fullmatch(label)
+    if found is None:
+        return None
+    numbers = {name: int(value) for name, value in found.groupdict().items() if value.isdigit()}
+    words = {name: value for name, value in found.groupdict().items() if not value.isdigit()}
+    try:
+        return Cell.model_validate(words | numbers)
+    except ValidationError as error:
+        raise InputError(f"{label} is no cell: {str(error).splitlines()[2].strip()}") from error
 
 
 def _narrowed(group: _Group, texts: tuple[str, ...]) -> _Group | None:

@@ -70,7 +70,9 @@ class Desk:
     tunable: TunablePack
     policy: str
     folder: Path
-    """Jobs and logs; also of kernels compiled ahead."""
+    """Jobs and logs."""
+    built: Path
+    """Kernels compiled ahead; kept from run to run."""
     checks: Callable[[int], Sequence[Check]]
     """Checks of the op's shape for a seed; the first is the searched cell."""
     say: Callable[[str], None]
@@ -105,18 +107,14 @@ class _Child:
 def search(desk: Desk, space: TuningSpace, cell: Cell, model: str, seed: int, budget: Budget) -> TuningStudy:
     """The study of one cell; raises `DeviceMissing` where not even the incumbent runs here."""
     allowed = _allowed(desk, space)
-    built = desk.folder / "built"
-    built.mkdir(parents=True, exist_ok=True)
-    child = _Child(
-        desk,
-        TrialJob(
-            pack=desk.pack.name, policy=desk.policy, cell=cell, model=model, space=space, built=str(built)
-        ),
+    job = TrialJob(
+        pack=desk.pack.name, policy=desk.policy, cell=cell, model=model, space=space, built=str(desk.built)
     )
+    child = _Child(desk, job)
     try:
         ceiling = _ceiling(child, budget)
         moved = desk.pack.traffic(space.op, cell, None)[0] if model == desk.pack.claimed_model else None
-        runner = _Runner(desk, space, child, budget, seed, ceiling, moved, built)
+        runner = _Runner(desk, space, child, budget, seed, ceiling, moved)
         trials = runner.run(allowed)
         return _concluded(desk, space, cell, model, seed, budget, child, runner, trials, len(allowed))
     finally:
@@ -128,10 +126,10 @@ class _Runner:
 
     def __init__(
         self, desk: Desk, space: TuningSpace, child: _Child, budget: Budget, seed: int, ceiling: float,
-        moved: int | None, built: Path,
+        moved: int | None,
     ) -> None:  # fmt: skip
         self.desk, self.space, self.child, self.budget, self.seed = desk, space, child, budget, seed
-        self.ceiling, self.moved, self.built = ceiling, moved, built
+        self.ceiling, self.moved, self.built = ceiling, moved, desk.built
         self.best_ratio, self.incumbent_us = 1.0, 0.0
         self.check = desk.checks(seed)[0]
 
@@ -155,13 +153,17 @@ class _Runner:
         trials: list[TuningTrial] = []
         begun = monotonic()
         while len(trials) < self.budget.trials and monotonic() - begun < self.budget.limit_s:
-            configuration = order.ask()
-            if configuration is None:
+            batch = order.batch(min(self.desk.processes, self.budget.trials - len(trials)))
+            if not batch:
                 break
-            trial = self._trial(len(trials), configuration)
-            trials.append(trial)
-            order.tell(trial)
-            self.desk.say(f"trial {trial.number}: {words_of(configuration)}: {trial.ending} {trial.words}")
+            self.desk.tunable.build_configurations(self.space, batch, self.built, self.desk.processes)
+            for configuration in batch:
+                trial = self._trial(len(trials), configuration)
+                trials.append(trial)
+                order.tell(trial)
+                self.desk.say(
+                    f"trial {trial.number}: {words_of(configuration)}: {trial.ending} {trial.words}"
+                )
         return tuple(trials)
 
     def _trial(self, number: int, configuration: Configuration) -> TuningTrial:
@@ -224,7 +226,9 @@ class _Runner:
 
 
 class _Order:
-    """Which configuration comes next: the incumbent's neighbours, then what Optuna proposes."""
+    """Which configurations come next: the incumbent's neighbours, a few drawn evenly, then what Optuna
+    proposes from their times.
+    """
 
     def __init__(self, space: TuningSpace, allowed: Sequence[Configuration], seed: int, trials: int) -> None:
         import optuna
@@ -236,10 +240,12 @@ class _Order:
         near = [c for c in allowed if sum(a != b for a, b in zip(c, space.incumbent, strict=True)) == 1]
         self._source.shuffle(near)
         is_small = len(allowed) <= trials
-        self._first = [*allowed] if is_small else near[: max(1, trials // 2)]
+        drawn = [] if is_small else self._source.sample(list(allowed), max(1, trials // 4))
+        self._first = [*allowed] if is_small else [*near[: max(1, trials // 2)], *drawn]
         states = optuna.trial.TrialState
         self._states = {"pruned": states.PRUNED, "fail": states.FAIL}
-        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=max(2, trials // 3))
+        startup = max(2, trials // 2)
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup, constant_liar=True)
         self._study = optuna.create_study(direction="maximize", sampler=sampler)
         self._queue = list(self._first)
         self._distributions: dict[str, Any] = {
@@ -250,8 +256,14 @@ class _Order:
         """What will come whatever the times are; may be compiled ahead."""
         return self._first
 
-    def ask(self) -> Configuration | None:
-        """The next one that was not tried; None where there is none."""
+    def batch(self, count: int) -> list[Configuration]:
+        """Up to so many that were not tried; compiled side by side and then tried in turn."""
+        found: list[Configuration] = []
+        while len(found) < count and (configuration := self._ask()) is not None:
+            found.append(configuration)
+        return found
+
+    def _ask(self) -> Configuration | None:
         if not self._left:
             return None
         while self._queue:

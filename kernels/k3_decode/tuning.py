@@ -22,7 +22,7 @@ SHARED_BYTES = 227 * 1024
 """Shared memory that a block may have on sm_90a, 228 KB a multiprocessor less 1 KB for the system."""
 REGISTERS = 65536
 """Of a multiprocessor."""
-OTHER_REGISTERS = 48
+OTHER_REGISTERS = 40
 """Of a thread, for addresses and the like: less was never seen in this kernel's audits."""
 LATENCY_US = 0.5
 """A load from DRAM on an idle device takes at least that long, so bytes in flight bound the rate."""
