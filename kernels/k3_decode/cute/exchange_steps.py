@@ -19,9 +19,10 @@ from k3_decode.cute import instructions as ins
 from k3_decode.ops.mailbox import CONTROL_WORDS, EPOCHS, EXCHANGES, SENTINEL, VECTOR_BYTES
 
 __all__ = [
-    "LAUNCH_PLACE", "Mail", "State", "advance", "arrived", "canonical", "canonical_words",
-    "collect", "count_launch", "delay", "enter", "fake_control", "floats", "open_mail", "peer_address",
-    "poisoned_if", "post", "post_to_all", "post_word", "rearm", "report", "sum_in_rank_order",
+    "LAUNCH_PLACE", "NAN_WORD", "Mail", "State", "advance", "arrived", "canonical", "canonical_fp32",
+    "canonical_words", "collect", "collect_word", "count_launch", "delay", "enter", "fake_control", "floats",
+    "open_mail", "peer_address", "poisoned_if", "post", "post_to_all", "post_word", "rearm", "rearm_word",
+    "report", "sum_in_rank_order",
 ]  # fmt: skip
 
 LAUNCH_PLACE = 14
@@ -106,10 +107,13 @@ def canonical(word: Int32) -> Int32:
 
 def canonical_words(words: ins.Words, is_fp32: bool = False) -> ins.Words:
     """16 bytes fit to be sent; of fp32 values the one that looks like the sentinel (-4.6e-41) is -0.0."""
-    if not is_fp32:
-        return tuple(canonical(word) for word in words)
+    return tuple(canonical_fp32(word) if is_fp32 else canonical(word) for word in words)
+
+
+def canonical_fp32(word: Int32) -> Int32:
+    """An fp32 value fit to be sent."""
     template = f"{{.reg .pred p; setp.eq.b32 p, $1, {SENTINEL:#x}; selp.b32 $0, 0x80000000, $1, p;}}"
-    return tuple(ins.asm(template, "=r,r", [word], [Int32], is_pure=True) for word in words)
+    return ins.asm(template, "=r,r", [word], [Int32], is_pure=True)
 
 
 def post(address: Int64, words: ins.Words) -> None:
@@ -135,18 +139,31 @@ def collect(address: Int64, sources: int, stride: int, limit: Int32) -> tuple[li
     Looks until every word is there, at least once and at most `limit` times; all loads of a look are on their
     way together.
     """
-    count = 4 * sources
+    words, missing = _collected(address, sources, stride, limit, 4)
+    return [tuple(words[4 * s : 4 * s + 4]) for s in range(sources)], missing
+
+
+def collect_word(address: Int64, sources: int, stride: int, limit: Int32) -> tuple[list[Int32], Int32]:
+    """The same of 4 bytes a source."""
+    return _collected(address, sources, stride, limit, 1)
+
+
+def _collected(
+    address: Int64, sources: int, stride: int, limit: Int32, width: int
+) -> tuple[list[Int32], Int32]:
+    count = width * sources
+    targets = [[f"${1 + width * s + i}" for i in range(width)] for s in range(sources)]
+    kind, brackets = (".v4", "{{{}}}") if width == 4 else ("", "{}")
     loads = "".join(
-        f"ld.relaxed.sys.global.v4.b32 {{{','.join(f'${1 + 4 * s + i}' for i in range(4))}}}, "
-        f"[${count + 1}+{s * stride}]; "
-        for s in range(sources)
+        f"ld.relaxed.sys.global{kind}.b32 {brackets.format(','.join(target))}, [${count + 1}+{s * stride}]; "
+        for s, target in enumerate(targets)
     )
     marks = "".join(f"xor.b32 t{i}, ${1 + i}, {SENTINEL:#x}; " for i in range(count))
-    least, width = "", count
-    while width > 1:
-        half = (width + 1) // 2
-        least += "".join(f"min.u32 t{i}, t{i}, t{i + half}; " for i in range(width - half))
-        width = half
+    least, left = "", count
+    while left > 1:
+        half = (left + 1) // 2
+        least += "".join(f"min.u32 t{i}, t{i}, t{i + half}; " for i in range(left - half))
+        left = half
     template = (
         f"{{ .reg .pred p, q; .reg .b32 n, t<{count}>; mov.b32 n, ${count + 2}; AGAIN: {loads}{marks}{least}"
         "setp.eq.u32 p, t0, 0; @!p bra DONE; sub.s32 n, n, 1; setp.gt.s32 q, n, 0; @q bra AGAIN; "
@@ -154,13 +171,19 @@ def collect(address: Int64, sources: int, stride: int, limit: Int32) -> tuple[li
     )
     constraints = ",".join(["=&r"] * (count + 1) + ["l", "r"])
     missing, *words = ins.asm(template, constraints, [address, limit], [Int32] * (count + 1))
-    return [tuple(words[4 * s : 4 * s + 4]) for s in range(sources)], missing
+    return words, missing
 
 
 def rearm(address: Int64, sources: int, stride: int) -> None:
     """Put the sentinel back where `collect` has read."""
     for source in range(sources):
         post(address + source * stride, (Int32(MARK),) * 4)
+
+
+def rearm_word(address: Int64, sources: int, stride: int) -> None:
+    """The same where `collect_word` has read."""
+    for source in range(sources):
+        post_word(address + source * stride, Int32(MARK), Int32(1))
 
 
 @cute.jit

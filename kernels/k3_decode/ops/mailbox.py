@@ -17,8 +17,8 @@ from dataclasses import dataclass
 __all__ = ["CONTROL_WORDS", "EPOCHS", "EXCHANGES", "SENTINEL", "VECTOR_BYTES", "MailboxLayout"]
 
 EXCHANGES = (
-    "one_shot", "two_stage", "scatter", "gather", "attn_res", "attn_res_two_stage", "moe_front", "moe_tail",
-    "dcp_query", "dcp_partials", "flags",
+    "one_shot", "two_stage", "scatter", "gather", "transpose", "attn_res", "attn_res_two_stage", "moe_tail",
+    "flags",
 )  # fmt: skip
 """Every exchange; a fault names it by its place, counted from 1."""
 CONTROL_WORDS = 8
