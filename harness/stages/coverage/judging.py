@@ -16,6 +16,7 @@ from harness.stages.coverage.judging_requests import (
 )
 from harness.stages.coverage.judging_state import judge_collective, judge_layer, judge_ledger, judge_state
 from harness.stages.coverage.next_steps import next_steps
+from harness.stages.coverage.rebuild import judge_rebuild
 from harness.stages.coverage.tables import shapes_of
 from harness.stages.coverage.witnesses import (
     KL_FLOOR,
@@ -55,6 +56,7 @@ def judge(check: Check, samples: Samples) -> Outcome:
         "feature": judge_feature,
         "collective": judge_collective,
         "layer": judge_layer,
+        "rebuild": judge_rebuild,
     }
     return judges[kind](check, samples)
 

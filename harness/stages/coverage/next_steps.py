@@ -8,8 +8,8 @@ __all__ = ["next_steps"]
 
 
 def next_steps(check: Check) -> Mapping[Status, str]:
-    """A sentence by status; the command runs this stage at the tier that the check needs."""
-    command = f"`fasttrack run coverage --tier {check.tier.value}`"
+    """A sentence by status; the command runs this check alone, at the tier that it needs."""
+    command = f"`fasttrack run coverage --only {check.id} --tier {check.tier.value}`"
     cell = f" in {check.cell.label()}" if check.cell is not None else ""
     return {
         Status.FAIL: "read this check's steps and kernels in the report; the first row that disagrees names "

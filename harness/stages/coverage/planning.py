@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from harness.domain.cell import Cell
+from harness.domain.change import ChangedFile
 from harness.domain.check import Check, StageName, Threshold
 from harness.domain.claim import Envelope
 from harness.domain.machine import Tier
@@ -28,8 +29,9 @@ CPU_CONTEXT = 16384
 """Longest context that a path check fills on a CPU."""
 COST_PER_ROW_S = 0.02
 """Measured on 2 cores with the nano model: one row of one step, all arms of a check."""
-COST_PER_LAYER_S = 20.0
-"""On an H200: weights in every layout, capture and traces of both arms; the first of a kind compiles."""
+OTHER_COST_S = {"layer": 20.0, "rebuild": 8.0}
+"""A layer on an H200: weights in every layout, capture and traces of both arms; the first of a kind compiles.
+Two builds: two processes that load torch side by side."""
 DEFAULTS: dict[str, Setting] = {
     "clean_kl_margin": 4.0,
     "verify_kl_margin": 2.0,
@@ -126,6 +128,12 @@ def _all_wanted(request: PlanRequest) -> Iterator[_Wanted]:
                 "switching between the paths inside a request gives what never switching gives",
             )  # fmt: skip
     yield from _request_wanted(request, base, has_verify=has_verify)
+    if touched := _touched(request):
+        yield _Wanted(
+            "rebuild", "base_and_head", base,
+            "the builds of base and head differ in what the diff touches, and in nothing else",
+            more=(("is_drawn", False), ("touched", "\n".join(touched))),
+        )  # fmt: skip
     yield _Wanted(
         "state", "declared_writes", base,
         "a decode step writes only the state that the claim declares, and leaves the process as it was",
@@ -134,6 +142,22 @@ def _all_wanted(request: PlanRequest) -> Iterator[_Wanted]:
         "ledger", "cost", base, "keeping the ledger costs less than the allowed share of a decode step",
         steps=24,
     )  # fmt: skip
+
+
+def _touched(request: PlanRequest) -> tuple[str, ...]:
+    """Files of the pack that the change touches; none where there is no other build, as of a new pack."""
+    prefix = request.pack.repository_prefix
+    files = [f for f in request.change.files if f.path.startswith(prefix) or _before(f).startswith(prefix)]
+    claim = prefix + request.pack.claim_file().relative_to(request.pack.root).as_posix()
+    if any(f.path == claim and f.status == "added" for f in files):
+        return ()
+    names = {name for f in files for name in (f.path, _before(f)) if name.startswith(prefix)}
+    return tuple(sorted(names))
+
+
+def _before(file: ChangedFile) -> str:
+    """Where a file of head was at base, if it moved: a copy leaves its source as it was."""
+    return file.old_path or "" if file.status == "renamed" else ""
 
 
 def _path_wanted(request: PlanRequest, base: Cell) -> Iterator[_Wanted]:
@@ -297,8 +321,8 @@ def _check(request: PlanRequest, wanted: _Wanted) -> Check:
         parameters=parameters,
         tier=Tier.SMOKE if cell.arch == "cpu" else Tier.RANK,
         is_required=wanted.is_demanded or not subjects or kind in subjects,
-        cost_s=COST_PER_LAYER_S
-        if kind == "layer"
+        cost_s=OTHER_COST_S[kind]
+        if kind in OTHER_COST_S
         else 0.3 + COST_PER_ROW_S * cell.rows * steps / 3 + cell.context * 0.001,
         unavailable=missing,
     )

@@ -20,6 +20,7 @@ from harness.stages.coverage.probe import (
     span_rows,
     trace_tables,
 )
+from harness.stages.coverage.rebuild import sample_rebuild
 from harness.stages.coverage.requests import (
     sample_feature,
     sample_prefix,
@@ -57,6 +58,7 @@ def sample(check: Check, context: StageContext) -> Samples:
         "feature": sample_feature,
         "collective": _sample_collective,
         "layer": _sample_layer,
+        "rebuild": sample_rebuild,
     }
     tables = recorders[str(check.parameter("kind"))](Probe(check, context))
     return Samples(check=check.id, tier=context.tier, tables=tables)

@@ -73,6 +73,19 @@ SHAPES: Mapping[str, TableShape] = {
         key=("arm", "number"),
     ),
     "builds": TableShape({"arm": TEXT, "digest": TEXT}, key=("arm",)),
+    "two_builds": TableShape(
+        {"build": choice("base", "head"), "is_own": FLAG, "launches": COUNT}, key=("build",)
+    ),
+    "loaded": TableShape(
+        {
+            "build": choice("base", "head"),
+            "kind": choice("files", "modules", "binaries"),
+            "name": TEXT,
+            "digest": TEXT,
+        },
+        key=("build", "kind", "name"),
+    ),
+    "touched": TableShape({"name": TEXT}, key=("name",)),
     "layer_steps": TableShape(
         {"arm": TEXT, "path": choice("stock", "optimised"), "tokens": COUNT}, key=("arm",)
     ),
@@ -99,6 +112,7 @@ _TABLES: Mapping[str, tuple[str, ...]] = {
     "state": ("writes", "after_off", "divergence"),
     "ledger": ("costs",),
     "collective": ("sums",),
+    "rebuild": ("two_builds", "loaded", "touched"),
     "layer": ("kernels", "traces", "spans", "layer_steps"),
 }
 

@@ -75,7 +75,7 @@ def test_a_demanded_cell_that_stays_empty_is_no_evidence_named_with_the_command_
     assert outcome.status is Status.NO_EVIDENCE
     assert "fewer than the 100 that this cell must hold" in outcome.summary
     assert "in cpu.tp1.dcp1.b4.c24.d0.bf16.decode" in outcome.next_step
-    assert "`fasttrack run coverage --tier smoke`" in outcome.next_step
+    assert f"`fasttrack run coverage --only {check.id} --tier smoke`" in outcome.next_step
 
 
 @pytest.mark.parametrize(
