@@ -31,6 +31,8 @@ MAX_TABLE_BYTES = 2**30
 """Uncompressed; larger than any table of a full run, small enough to hold."""
 _MIXED = b"fasttrack.mixed"
 _INT64 = range(-(2**63), 2**63)
+_FLOAT = pa.float64()
+_TYPES = frozenset({pa.null(), pa.bool_(), pa.int64(), _FLOAT, pa.string()})
 
 
 def write_samples(folder: Path, samples: Samples, plan: Digest) -> None:
@@ -138,13 +140,13 @@ def _encode(name: str, values: Sequence[Scalar]) -> tuple[pa.Field, pa.Array]:
 
 
 def _decode(field: pa.Field, column: pa.ChunkedArray, is_mixed: bool) -> list[Scalar]:
-    if field.type not in (pa.null(), pa.bool_(), pa.int64(), pa.float64(), pa.string()):
+    if field.type not in _TYPES:
         # A column of nothing has no Parquet type of its own and comes back as int32 without values.
         if column.null_count == len(column):
             return [None] * len(column)
         raise EvidenceError(f"column {field.name!r} has type {field.type}, which samples never have")
     values: list[Scalar] = column.to_pylist()
-    if any(isinstance(v, float) and not math.isfinite(v) for v in values):
+    if field.type == _FLOAT and not all(math.isfinite(v) for v in values if v is not None):
         raise EvidenceError(f"column {field.name!r} holds a number that is not finite")
     return [None if v is None else _parse_scalar(str(v)) for v in values] if is_mixed else values
 

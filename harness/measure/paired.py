@@ -8,7 +8,8 @@ one at the false-alarm rate, so that two equal arms are called worse no more oft
 
 from collections.abc import Callable
 from enum import StrEnum
-from math import ceil, sqrt
+from math import ceil, comb, erfc, sqrt
+from statistics import NormalDist
 from typing import NamedTuple
 
 __all__ = [
@@ -89,11 +90,9 @@ def power_at_margin(n: int, discordance: float, margin: float, alpha: float) -> 
     `discordance` is the share of items on which the arms differ; it is taken as at least one item in 2 n,
     because none seen among n does not mean that there is none.
     """
-    from scipy import special  # as in `_upper`
-
     share = max(discordance, 1.0 / (2 * n))
     spread = sqrt(share / n)
-    return float(special.ndtr(margin / spread - _upper(alpha)))
+    return erfc((_upper(alpha) - margin / spread) / sqrt(2.0)) / 2.0
 
 
 def items_needed(
@@ -140,27 +139,29 @@ def verdict_of(low: float, high: float, margin: float, *, is_sure: bool) -> Verd
 
 def excess_p(only_stock: int, only_optimised: int) -> float:
     """Exact one-sided p-value that the optimised arm shows something more often than stock only by chance."""
-    from scipy import stats  # as in `_upper`
-
-    discordant = only_stock + only_optimised
-    if discordant == 0:
-        return 1.0
-    return float(stats.binomtest(only_optimised, discordant, alternative="greater").pvalue)
+    return _chance_of_more(only_optimised, only_stock + only_optimised)
 
 
 def _upper(alpha: float) -> float:
     """Standard normal value with `alpha` above it."""
-    # Judging needs scipy; a bare machine that only samples does not. `scipy.stats` takes 2 s to load.
-    from scipy import special
-
-    return -float(special.ndtri(alpha))
+    return -NormalDist().inv_cdf(alpha)
 
 
 def _mcnemar_p(only_stock: int, discordant: int) -> float:
     """Exact two-sided p-value that either arm wins a discordant pair equally often."""
-    from scipy import stats
+    rarer = max(only_stock, discordant - only_stock)
+    return min(1.0, 2.0 * _chance_of_more(rarer, discordant))
 
-    return float(stats.binomtest(only_stock, discordant).pvalue)
+
+def _chance_of_more(count: int, discordant: int) -> float:
+    """Chance of `count` or more heads in as many throws of a fair coin as pairs disagree, exactly. Whole
+    numbers do it; `scipy.stats` takes a second to load, which every verification would wait for.
+    """
+    ways = term = comb(discordant, count)
+    for heads in range(count, discordant):
+        term = term * (discordant - heads) // (heads + 1)
+        ways += term
+    return ways / 2**discordant
 
 
 def _tango_score(pairs: Pairs, delta: float) -> float:
@@ -178,6 +179,11 @@ def _tango_score(pairs: Pairs, delta: float) -> float:
 
 
 def _root(score: Callable[[float, float], float], sign: float, left: float, right: float) -> float:
-    from scipy import optimize  # as in `_upper`
-
-    return float(optimize.brentq(score, left, right, args=(sign,), xtol=1e-10))
+    """Where a falling score crosses zero, to the last bit; raises `ValueError` where it does not."""
+    if not score(left, sign) >= 0.0 >= score(right, sign):
+        raise ValueError(f"the score does not cross zero between {left} and {right}")
+    middle = (left + right) / 2.0
+    while left < middle < right:
+        left, right = (middle, right) if score(middle, sign) > 0.0 else (left, middle)
+        middle = (left + right) / 2.0
+    return middle

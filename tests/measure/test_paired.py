@@ -1,10 +1,12 @@
 """Paired intervals keep their coverage, and verdicts their error rates."""
 
 import random
+import subprocess
+import sys
 
 import pytest
 
-from harness.measure.paired import Pairs, Verdict, compare_pairs, items_needed, tango_interval
+from harness.measure.paired import Pairs, Verdict, compare_pairs, excess_p, items_needed, tango_interval
 
 
 def test_no_disagreement_gives_the_closed_form_interval() -> None:
@@ -51,3 +53,27 @@ def test_items_needed_is_where_a_clean_run_first_excludes_the_margin() -> None:
     assert needed == 88
     assert tango_interval(Pairs(needed, 0, 0, 0), 0.05)[0] > -0.03
     assert tango_interval(Pairs(needed - 1, 0, 0, 0), 0.05)[0] <= -0.03
+
+
+@pytest.mark.parametrize(
+    ("only_stock", "only_optimised", "chance"),
+    [(0, 0, 1.0), (0, 3, 0.125), (3, 0, 1.0), (2, 2, 11 / 16), (1, 9, 11 / 1024)],
+)
+def test_an_excess_has_the_chance_of_as_many_heads(
+    only_stock: int, only_optimised: int, chance: float
+) -> None:
+    assert excess_p(only_stock, only_optimised) == pytest.approx(chance, rel=1e-12)
+
+
+def test_mcnemar_s_value_doubles_the_rarer_side_and_never_passes_one() -> None:
+    assert compare_pairs(Pairs(10, 1, 9, 0), 0.05, 0.05, 0.8).mcnemar_p == pytest.approx(22 / 1024)
+    assert compare_pairs(Pairs(10, 2, 2, 0), 0.05, 0.05, 0.8).mcnemar_p == 1.0
+
+
+def test_judging_pairs_and_draws_loads_no_scipy() -> None:
+    code = (
+        "import sys; from harness.measure import goodness, paired;"
+        "paired.compare_pairs(paired.Pairs(40, 6, 2, 2), 0.05, 0.05, 0.8);"
+        "goodness.stated_p([goodness.Draw(0.2, 0.5)] * 9, 1); sys.exit('scipy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
