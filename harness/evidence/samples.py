@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -145,14 +146,16 @@ def _decode(field: pa.Field, column: pa.ChunkedArray, is_mixed: bool) -> list[Sc
         if column.null_count == len(column):
             return [None] * len(column)
         raise EvidenceError(f"column {field.name!r} has type {field.type}, which samples never have")
-    values: list[Scalar] = column.to_pylist()
+    values: list[Any] = column.to_pylist()
     if field.type == _FLOAT and not all(math.isfinite(v) for v in values if v is not None):
         raise EvidenceError(f"column {field.name!r} holds a number that is not finite")
     return [None if v is None else _parse_scalar(str(v)) for v in values] if is_mixed else values
 
 
 def _mixed_columns(metadata: Mapping[bytes, bytes]) -> frozenset[str]:
-    names = parse_json(metadata.get(_MIXED, b"[]"))
+    if _MIXED not in metadata:
+        return frozenset()
+    names = parse_json(metadata[_MIXED])
     if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
         raise EvidenceError("names its mixed columns wrongly")
     return frozenset(names)

@@ -161,7 +161,7 @@ def _chance_of_more(count: int, discordant: int) -> float:
     for heads in range(count, discordant):
         term = term * (discordant - heads) // (heads + 1)
         ways += term
-    return ways / 2**discordant
+    return ways / (1 << discordant)
 
 
 def _tango_score(pairs: Pairs, delta: float) -> float:
