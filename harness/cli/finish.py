@@ -24,9 +24,15 @@ CACHE = Path("out/cache")
 
 
 def validate_selection(
-    selection: Selection, out: Path, *, resume: bool, keep_going: bool, as_json: bool
-) -> int:
-    """Plan, run and finish; gives the exit code. Raises `InputError` where --out holds another run."""
+    selection: Selection, out: Path, *, resume: bool, keep_going: bool, as_json: bool,
+    journal: Path | None = None,
+) -> int:  # fmt: skip
+    """Plan, run and finish; gives the exit code. `journal`: an agent's, which travels in the bundle.
+
+    Raises `InputError` where --out holds another run, and `EvidenceError` for a journal that was changed.
+    """
+    from harness.evidence.journal import put_journal
+
     plan = _resumed_plan(selection, out) if resume else make_selected_plan(selection)
     if not resume and out.exists() and any(out.iterdir()):
         raise InputError(
@@ -34,6 +40,8 @@ def validate_selection(
             "remove it"
         )
     with open_run(out, plan) as run:
+        if journal is not None:
+            put_journal(run.logs, journal)
         run_checks(plan, run, selection.repo, keep_going)
         return finish_run(plan, run, as_json=as_json, repeat=_repeat_command(plan, run, selection))
 

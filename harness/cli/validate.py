@@ -3,6 +3,7 @@ gate would say.
 """
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -20,6 +21,9 @@ def validate(
     out: Out = Path("out/validate"),
     resume: Resume = False,
     keep_going: KeepGoing = False,
+    journal: Annotated[
+        Path | None, typer.Option("--journal", help="An agent's journal, to travel in the bundle.")
+    ] = None,
     json: JsonOutput = False,
 ) -> None:
     """Run every check of the policy that this machine can run; write a bundle and its report.
@@ -29,4 +33,7 @@ def validate(
     """
     from harness.cli.finish import validate_selection
 
-    raise typer.Exit(validate_selection(selection, out, resume=resume, keep_going=keep_going, as_json=json))
+    code = validate_selection(
+        selection, out, resume=resume, keep_going=keep_going, as_json=json, journal=journal
+    )
+    raise typer.Exit(code)

@@ -1,0 +1,102 @@
+"""The policy's verdict on a candidate: its files as a commit, validated and gated as any pull request is.
+
+A clone of the repository holds what the loop began with and, on top, one commit of the candidate's files.
+Both commands run confined, over that clone's pack.
+"""
+
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from harness.agent.commands import CommandEnded, run_command
+from harness.domain.errors import InputError
+from harness.domain.pack import Pack
+from harness.domain.verdict import Answer, Verdict
+
+__all__ = ["Asked", "VerdictDesk"]
+
+VALIDATE_S, GATE_S = 3600.0, 600.0
+WHO = ("-c", "user.name=fasttrack", "-c", "user.email=fasttrack@localhost", "-c", "commit.gpgsign=false")
+Progress = Callable[[int, int, str], None]
+
+
+class Asked(NamedTuple):
+    """What the gate said, or why it could not be asked."""
+
+    verdict: Verdict | None
+    words: str
+    bundle: Path | None
+
+
+class VerdictDesk:
+    """A clone in which candidates become commits."""
+
+    def __init__(
+        self, pack: Pack, repo: Path, policy: str, start: Mapping[str, str], folder: Path, *, has_gpu: bool
+    ) -> None:
+        self._pack, self._policy, self._folder, self._has_gpu = pack, policy, folder, has_gpu
+        self.clone = folder / "clone"
+        if not self.clone.is_dir():
+            _git(folder, "clone", "--quiet", "--shared", str(repo.resolve()), str(self.clone))
+        self.base = self._committed(start, "What the loop began with")
+
+    def ask(
+        self, files: Mapping[str, str], number: int, journal: Path, on_progress: Progress | None = None,
+        cancelled: threading.Event | None = None,
+    ) -> Asked:  # fmt: skip
+        """Validate and gate these files; the journal travels in the bundle."""
+        _git(self.clone, "checkout", "--quiet", "--detach", self.base)
+        head = self._committed(files, f"Attempt {number}")
+        scratch = self._folder / f"verdict{number}"
+        scratch.mkdir(parents=True, exist_ok=True)
+        tree = self.clone / PurePosixPath(self._pack.repository_prefix).parent
+        bundle = scratch / "bundle"
+        chosen = ("--policy", self._policy)
+        try:
+            ran = run_command(
+                ("validate", "--pack", self._pack.name, "--repo", str(self.clone), "--base", self.base,
+                 "--head", head, *chosen, "--journal", str(journal), "--out", str(bundle)),
+                tree, scratch, limit_s=VALIDATE_S, has_gpu=self._has_gpu, on_progress=on_progress,
+                cancelled=cancelled,
+            )  # fmt: skip
+            gated = run_command(
+                ("gate", str(bundle), *chosen), tree, scratch, limit_s=GATE_S, cancelled=cancelled
+            )
+            verdict = Verdict.model_validate(gated.document)
+        except (CommandEnded, ValidationError) as error:
+            return Asked(None, f"no verdict: {error}"[:3000], None)
+        said = verdict.reasons[0] if verdict.reasons else ""
+        bad = [o for o in ran.document["outcomes"] if o["status"] not in ("PASS", "SKIPPED")]
+        said = f"{bad[0]['check']} {bad[0]['status']}: {bad[0]['summary']}" if bad else said
+        return Asked(verdict, f"{verdict.answer.value.replace('_', ' ')}: {said}"[:1500], bundle)
+
+    def _committed(self, files: Mapping[str, str], subject: str) -> str:
+        """The commit of these files on what is checked out; HEAD where nothing differs."""
+        for name, text in files.items():
+            (self.clone / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.clone / name).write_text(text, encoding="utf-8")
+        _git(self.clone, "add", "--", *files)
+        if _git(self.clone, "status", "--porcelain", "--untracked-files=no"):
+            _git(self.clone, *WHO, "commit", "--quiet", "--no-verify", "-m", subject)
+        return _git(self.clone, "rev-parse", "HEAD")
+
+
+def is_admitted(asked: Asked) -> bool:
+    """Whether the policy's answer is yes."""
+    return asked.verdict is not None and asked.verdict.answer is Answer.ADMITTED
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ("git", "-c", "core.hooksPath=/dev/null", *arguments), cwd=folder, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise InputError(
+            f"git {arguments[0]} in {folder} ended with {done.returncode}: {done.stderr.strip()[:400]}"
+        )
+    return done.stdout.strip()
