@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from harness.domain.check import Check, Control, Figure, Finding, Outcome, Samples, Severity, Status
 from harness.domain.table_shape import misshapen, unusable
 from harness.stages.kernels.collectives import IMPLEMENTATION, judge_collective
+from harness.stages.kernels.growth import GROWTH, judge_growth
 from harness.stages.kernels.tables import GUARD_SHAPES, faults
 
 __all__ = ["bound_share", "judge"]
@@ -46,6 +47,8 @@ def judge(check: Check, samples: Samples) -> Outcome:
     """The outcome of one op in one cell, or of its guard: pure."""
     if check.parameter("implementation") == IMPLEMENTATION:
         return judge_collective(check, samples)
+    if dict(check.parameters).get("part") == GROWTH:
+        return judge_growth(check, samples)
     if check.parameter("implementation") == "guard":
         return _judge_guard(check, samples)
     if check.parameter("model") is None:

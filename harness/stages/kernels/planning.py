@@ -17,6 +17,7 @@ from harness.domain.pack import OpContract
 from harness.domain.record import Scalar
 from harness.domain.stage import PlanRequest
 from harness.stages.kernels.collectives import plan_collectives
+from harness.stages.kernels.growth import plan_growth
 
 __all__ = ["edge_cells", "outside_cells", "plan"]
 
@@ -123,6 +124,7 @@ def _op_checks(request: PlanRequest, op: OpContract, arch: Arch, needs: Tier) ->
     if implementation not in op.implementations:
         yield _check(request, op, Cell(arch=arch), None, (), needs, missing)
         return
+    yield from plan_growth(request, op, arch, needs, missing)
     seen: set[tuple[object, ...]] = set()
     for model, cells in _models(request, arch):
         for number, cell in enumerate(cells):

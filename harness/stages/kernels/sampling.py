@@ -30,6 +30,7 @@ from harness.measure.spread import try_spread
 from harness.measure.tamper import watched_process
 from harness.measure.trial import Rows, Trial, release_memory, try_regime, without_gradients
 from harness.stages.kernels.collectives import IMPLEMENTATION, sample_collective
+from harness.stages.kernels.growth import GROWTH, sample_growth
 from harness.stages.kernels.planning import edge_cells, outside_cells
 
 __all__ = ["sample"]
@@ -65,6 +66,8 @@ def sample(check: Check, context: StageContext) -> Samples:
     begun = time.monotonic()
     rows = Rows()
     contract = next(o for o in context.pack.ops() if o.name == check.op)
+    if dict(check.parameters).get("part") == GROWTH:
+        return sample_growth(check, contract, context)
     cell = check.cell
     if cell is None:
         raise AssertionError(f"{check.id} was planned without a cell")
