@@ -1,0 +1,124 @@
+"""What is served to both arms, and the little in which they differ: the settings of a server comparison.
+
+A file that a person writes. Arms are started by us one after another, or are two servers that somebody else
+started (`url`). Invariant: what both arms share is written once, so that the arms can only differ in their
+own arguments and environment, which are the switch.
+"""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from harness.documents.load import load_record
+from harness.domain.errors import InputError
+from harness.domain.record import Number, Positive, Record, Whole
+
+__all__ = ["FILE_VARIABLE", "Acceptance", "ServedArm", "ServerSettings", "load_settings"]
+
+FILE_VARIABLE = "FASTTRACK_SERVER"
+"""Path of the settings, for the process that samples."""
+Setting = tuple[str, str]
+
+
+class ServedArm(Record):
+    """What one arm has for itself."""
+
+    arguments: tuple[str, ...] = ()
+    """Behind the common ones; for stock mostly none."""
+    environment: tuple[Setting, ...] = ()
+    url: str = Field(default="", pattern=r"^(|https?://[^\s/]+)$")
+    """Of a server that runs already, such as `http://127.0.0.1:8001`; empty: it is started here."""
+
+
+class Acceptance(Record):
+    """How acceptance comes about where drafts are made, so that no figure travels without it."""
+
+    label: Literal["measured", "golden", "synthetic"]
+    drafts: Positive
+    golden: Number | None = None
+    """Tokens a step that the published curve has for that many drafts."""
+    tolerance: Number = Field(default=0.1, gt=0)
+    """Share by which a measured length may lie under the golden one before it is called out."""
+
+
+class ServerSettings(Record):
+    """One comparison of two servers."""
+
+    schema_version: Literal[1] = 1
+    model: str = Field(min_length=1)
+    """Folder or hub id, as the server is told."""
+    served_name: str = Field(min_length=1)
+    """What requests call it, and what the server must say that it serves."""
+    program: tuple[str, ...] = ("vllm",)
+    common: tuple[str, ...] = ()
+    """Arguments of both arms behind `serve MODEL`."""
+    environment: tuple[Setting, ...] = ()
+    stock: ServedArm = ServedArm()
+    optimised: ServedArm
+    poison: ServedArm | None = None
+    """An arm made wrong on purpose, where the settings have one."""
+    observed: tuple[Setting, ...] = ()
+    """What the observer must see chosen in the optimised arm and not in stock, where the switch holds for the
+    whole server, such as (attention, FLASHMLA); empty: the engine says step by step which path ran.
+    """
+    key_file: str = ""
+    """File with the key that the server asks for; the key itself stands in no file of ours."""
+    port: Whole = 0
+    """0: any free one."""
+    start_limit_s: Number = Field(default=600, gt=0)
+    answer_limit_s: Number = Field(default=900, gt=0)
+    top_logprobs: Whole = 5
+    acceptance: Acceptance | None = None
+
+    @model_validator(mode="after")
+    def _arms_differ(self) -> Self:
+        if (self.stock.url == "") != (self.optimised.url == ""):
+            raise ValueError(
+                "either both arms have a url or none: a started server and a foreign one are unlike"
+            )
+        same = (self.stock.arguments, self.stock.environment) == (
+            self.optimised.arguments,
+            self.optimised.environment,
+        )
+        if self.stock.url and self.stock.url == self.optimised.url:
+            raise ValueError("both arms have one url, so there is nothing to compare")
+        if not self.stock.url and same:
+            raise ValueError(
+                "the arms do not differ: put the switch under optimised.arguments or .environment"
+            )
+        if self.poison is not None and bool(self.poison.url) != bool(self.stock.url):
+            raise ValueError("the poisoned arm must be started or named like the others")
+        return self
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the servers are ours to start and stop."""
+        return not self.stock.url
+
+    def arm(self, name: str) -> ServedArm:
+        """An arm by name; raises `InputError` for one that the settings do not have."""
+        found = {"stock": self.stock, "optimised": self.optimised, "poison": self.poison}.get(name)
+        if found is None:
+            raise InputError(f"the server settings have no arm {name!r}")
+        return found
+
+    def command(self, name: str, host: str, port: int) -> tuple[str, ...]:
+        """The command line of an arm."""
+        arm = self.arm(name)
+        return (
+            *self.program, "serve", self.model, f"--served-model-name={self.served_name}", f"--host={host}",
+            f"--port={port}", *self.common, *arm.arguments,
+        )  # fmt: skip
+
+    def switch(self) -> str:
+        """In words: what the optimised arm has beyond stock."""
+        only = [a for a in self.optimised.arguments if a not in self.stock.arguments]
+        less = [f"without {a}" for a in self.stock.arguments if a not in self.optimised.arguments]
+        differs = [f"{k}={v}" for k, v in self.optimised.environment if (k, v) not in self.stock.environment]
+        return " ".join((*only, *less, *differs)) or f"server {self.optimised.url}"
+
+
+def load_settings(path: Path) -> ServerSettings:
+    """The settings in a YAML or JSON file; raises `InputError` for anything else."""
+    return load_record(ServerSettings, path)
