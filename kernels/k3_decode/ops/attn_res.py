@@ -11,12 +11,24 @@ from collections.abc import Mapping
 import torch
 
 from k3_decode.ops.contract import Args, Cell, OpSpec, Param, Role, from_args
-from k3_decode.ops.inputs import BASE_REGIMES, activation, poisoned, require_regime, weight, with_row_gap
+from k3_decode.ops.inputs import (
+    BASE_REGIMES,
+    NEAR_OVERFLOW_OF_SQUARES,
+    activation,
+    poisoned,
+    require_regime,
+    weight,
+    with_row_gap,
+    with_special_rows,
+)
 from k3_decode.ops.norms import rms_norm
 
 __all__ = ["SPEC", "oracle", "stock"]
 
-REGIMES = (*BASE_REGIMES, "no_blocks", "write_block", "no_delta", "strided_rows", "one_source_dominates")
+REGIMES = (
+    *BASE_REGIMES, "no_blocks", "write_block", "no_delta", "strided_rows", "one_source_dominates",
+    "near_overflow", "special_rows",
+)  # fmt: skip
 
 
 def stock(
@@ -94,6 +106,12 @@ def make_args(cell: Cell, regime: str, generator: torch.Generator, device: torch
     blocks = activation(regime, (tokens, count, hidden), generator, device, source="attn_res.blocks")
     prefix = activation(regime, (tokens, hidden), generator, device, source="attn_res.prefix")
     delta = activation(regime, (tokens, hidden), generator, device, source="attn_res.delta")
+    if regime == "near_overflow":
+        blocks, prefix, delta = (
+            (v.float() * NEAR_OVERFLOW_OF_SQUARES).to(v.dtype) for v in (blocks, prefix, delta)
+        )
+    if regime == "special_rows":
+        prefix = with_special_rows(prefix)
     score_scale = 8.0 if regime == "one_source_dominates" else 1.0
     score_weight = weight((hidden,), generator, device, dtype=torch.float32) * score_scale
     norm_weight = weight((hidden,), generator, device, scale=0.2) + 1.0

@@ -25,6 +25,7 @@ from k3_decode.ops.inputs import (
     require_regime,
     spread,
     with_row_gap,
+    with_special_rows,
 )
 from k3_decode.ops.mxfp4 import SCALE_BIAS, dequantise
 from k3_decode.ops.products import linear
@@ -33,7 +34,7 @@ from k3_decode.shapes import MXFP4_GROUP
 
 __all__ = ["SPEC", "WeightsOf", "combine", "oracle", "stock", "unpacked"]
 
-REGIMES = (*BASE_REGIMES, "one_expert_set", "skipped_ids", "mixed_scales", "strided_rows")
+REGIMES = (*BASE_REGIMES, "one_expert_set", "skipped_ids", "mixed_scales", "strided_rows", "special_rows")
 TINY_LATENT = 2e-3
 """Smallest latents of the op's numeric scope: hidden values near 2e-6."""
 CODE_RMS = 2.926
@@ -118,6 +119,8 @@ def make_args(cell: Cell, regime: str, generator: torch.Generator, device: torch
     model, inter = cell.shapes.model, cell.shapes.expert_inter
     tokens, latent, experts, top_k = cell.tokens, model.latent, model.experts, model.top_k
     x = activation(regime, (tokens, latent), generator, device, tiny=TINY_LATENT, source="experts.latent")
+    if regime == "special_rows":
+        x = with_special_rows(x)
     if regime == "one_expert_set":
         ids = torch.randperm(experts, generator=generator)[:top_k].expand(tokens, top_k)
     else:

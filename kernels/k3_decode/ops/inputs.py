@@ -20,6 +20,7 @@ __all__ = [
     "uniform",
     "weight",
     "with_row_gap",
+    "with_special_rows",
 ]
 
 BASE_REGIMES = ("gaussian", "heavy_tail", "large", "tiny", "constant_rows", "recorded")
@@ -29,6 +30,8 @@ LARGE_SCALE = 1024.0
 TINY_SCALE = 1e-30
 """A normal bf16 number whose square underflows in fp32, so that eps decides every norm."""
 SUBNORMAL = 2.0**-130
+NEAR_OVERFLOW, NEAR_OVERFLOW_OF_SQUARES = 2.0**121, 2.0**56
+"""Sums of products with weights, or of the squares of a row, stay below 2^128, where fp32 and bf16 end."""
 POOL_ELEMENTS = (1 << 24) + 43
 """Prime length of the pool that fills larger weights, so that no two experts or rows get the same values."""
 
@@ -114,6 +117,15 @@ def with_row_gap(rows: torch.Tensor, gap: int = 64) -> torch.Tensor:
     wide = poisoned((rows.shape[0], rows.shape[1] + gap), rows.device, rows.dtype)
     wide[:, : rows.shape[1]] = rows
     return wide[:, : rows.shape[1]]
+
+
+def with_special_rows(rows: torch.Tensor) -> torch.Tensor:
+    """The rows, a third of which hold a NaN and a third an infinity: what is not finite stays in its row, and
+    is not finite where the oracle's value is not.
+    """
+    rows[::3, 1] = math.nan
+    rows[1::3, 2] = math.inf
+    return rows
 
 
 def _normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

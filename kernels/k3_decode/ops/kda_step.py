@@ -24,12 +24,14 @@ from torch.nn import functional
 from k3_decode.ops.contract import Args, Cell, OpSpec, Param, Role, from_args
 from k3_decode.ops.inputs import (
     BASE_REGIMES,
+    NEAR_OVERFLOW_OF_SQUARES,
     activation,
     poisoned,
     require_regime,
     uniform,
     weight,
     with_row_gap,
+    with_special_rows,
 )
 from k3_decode.ops.products import linear
 
@@ -44,6 +46,8 @@ REGIMES = (
     "partly_accepted",
     "long_memory",
     "short_memory",
+    "near_overflow",
+    "special_rows",
 )
 HEAD_DIM = 128
 NORM_EPS_QK = 1e-6
@@ -220,6 +224,10 @@ def make_args(cell: Cell, regime: str, generator: torch.Generator, device: torch
     )
     if regime == "null_slots":
         packed.view(cell.requests, rows, -1)[slots[:, 0].to(device) <= 0] = torch.nan
+    if regime == "near_overflow":
+        packed = (packed.float() * NEAR_OVERFLOW_OF_SQUARES).to(packed.dtype)
+    if regime == "special_rows":
+        packed = with_special_rows(packed)
     state_scale = {"large": "large", "tiny": "tiny"}.get(regime, "gaussian")
     conv_state = activation(state_scale, (pool, rows + 2, 3 * width), generator, device, tiny=1e-12)
     memory_shape = (pool, heads, HEAD_DIM, HEAD_DIM)

@@ -8,13 +8,22 @@ from collections.abc import Mapping
 import torch
 
 from k3_decode.ops.contract import Args, Cell, OpSpec, Param, Role, from_args
-from k3_decode.ops.inputs import BASE_REGIMES, activation, poisoned, require_regime, weight, with_row_gap
+from k3_decode.ops.inputs import (
+    BASE_REGIMES,
+    NEAR_OVERFLOW_OF_SQUARES,
+    activation,
+    poisoned,
+    require_regime,
+    weight,
+    with_row_gap,
+    with_special_rows,
+)
 from k3_decode.ops.norms import rms_norm
 from k3_decode.ops.products import linear
 
 __all__ = ["SPEC", "oracle", "stock"]
 
-REGIMES = (*BASE_REGIMES, "sharded", "strided_rows")
+REGIMES = (*BASE_REGIMES, "sharded", "strided_rows", "near_overflow", "special_rows")
 
 
 def stock(
@@ -52,6 +61,10 @@ def make_args(cell: Cell, regime: str, generator: torch.Generator, device: torch
     model = cell.shapes.model
     rows = model.hidden // cell.shapes.tp if regime == "sharded" else model.hidden
     latent = activation(regime, (cell.tokens, model.latent), generator, device, source="latent_tail.latent")
+    if regime == "near_overflow":
+        latent = (latent.float() * NEAR_OVERFLOW_OF_SQUARES).to(latent.dtype)
+    if regime == "special_rows":
+        latent = with_special_rows(latent)
     shared = activation(regime, (cell.tokens, rows), generator, device, source="latent_tail.shared")
     return {
         "latent": with_row_gap(latent) if regime == "strided_rows" else latent,

@@ -11,7 +11,16 @@ from collections.abc import Mapping
 import torch
 
 from k3_decode.ops.contract import Args, Cell, OpSpec, Param, Role, from_args
-from k3_decode.ops.inputs import BASE_REGIMES, activation, poisoned, require_regime, weight, with_row_gap
+from k3_decode.ops.inputs import (
+    BASE_REGIMES,
+    NEAR_OVERFLOW_OF_SQUARES,
+    activation,
+    poisoned,
+    require_regime,
+    weight,
+    with_row_gap,
+    with_special_rows,
+)
 from k3_decode.ops.norms import rms_norm
 from k3_decode.ops.products import batched, linear
 
@@ -30,7 +39,7 @@ __all__ = [
     "to_cache",
 ]
 
-REGIMES = (*BASE_REGIMES, "skipped_slots", "strided_rows", "saturating")
+REGIMES = (*BASE_REGIMES, "skipped_slots", "strided_rows", "saturating", "near_overflow", "special_rows")
 PAGE_SIZE = 64
 KV_LORA = 512
 QK_NOPE = 128
@@ -160,6 +169,10 @@ def make_args(cell: Cell, regime: str, generator: torch.Generator, device: torch
     )
     if regime == "saturating":
         packed[:, model.q_lora + KV_LORA : model.q_lora + KV_LORA + QK_ROPE] *= 30.0
+    if regime == "near_overflow":
+        packed = (packed.float() * NEAR_OVERFLOW_OF_SQUARES).to(packed.dtype)
+    if regime == "special_rows":
+        packed = with_special_rows(packed)
     slot_mapping = torch.randperm(pages * PAGE_SIZE, generator=generator)[: cell.tokens]
     if regime == "skipped_slots":
         slot_mapping[::3] = -1

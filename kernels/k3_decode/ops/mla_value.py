@@ -10,13 +10,25 @@ from collections.abc import Mapping
 import torch
 
 from k3_decode.ops.contract import Args, Cell, OpSpec, Param, Role, from_args
-from k3_decode.ops.inputs import BASE_REGIMES, activation, poisoned, require_regime, weight, with_row_gap
+from k3_decode.ops.inputs import (
+    BASE_REGIMES,
+    NEAR_OVERFLOW,
+    activation,
+    poisoned,
+    require_regime,
+    weight,
+    with_row_gap,
+    with_special_rows,
+)
 from k3_decode.ops.mla_query import KV_LORA
 from k3_decode.ops.products import batched
 
 __all__ = ["SPEC", "merge", "oracle", "stock"]
 
-REGIMES = (*BASE_REGIMES, "one_shard", "empty_shards", "no_keys", "uneven_shards", "gate_in_packed_rows")
+REGIMES = (
+    *BASE_REGIMES, "one_shard", "empty_shards", "no_keys", "uneven_shards", "gate_in_packed_rows",
+    "near_overflow", "special_rows",
+)  # fmt: skip
 SHARDS = 4
 SHARD_SCALES = (1.0, 8.0, 0.125, 2.0)
 V_DIM = 128
@@ -83,6 +95,8 @@ def make_args(cell: Cell, regime: str, generator: torch.Generator, device: torch
     if regime == "uneven_shards":  # shards of unlike keys: a wrong share shows at once
         scales = torch.tensor(SHARD_SCALES).view(-1, 1, 1, 1)
         partial = (partial.float() * scales.to(device)).to(partial.dtype)
+    if regime == "near_overflow":
+        partial = (partial.float() * NEAR_OVERFLOW).to(partial.dtype)
     spread_of_lse = 8.0 if regime == "uneven_shards" else 1.0
     lse = torch.randn((shards, tokens, heads), generator=generator) * spread_of_lse + 6.0
     if regime == "empty_shards":
@@ -92,6 +106,8 @@ def make_args(cell: Cell, regime: str, generator: torch.Generator, device: torch
         lse[:, ::2] = -torch.inf
         partial[:, ::2] = torch.nan
     gate = activation(regime, (tokens, width), generator, device, large=16.0, source="mla_value.gate")
+    if regime == "special_rows":
+        gate = with_special_rows(gate)
     return {
         "partial": partial,
         "partial_lse": lse.to(device),

@@ -11,13 +11,22 @@ import torch
 from torch.nn import functional
 
 from k3_decode.ops.contract import Args, Cell, OpSpec, Param, Role, from_args
-from k3_decode.ops.inputs import BASE_REGIMES, activation, poisoned, require_regime, weight, with_row_gap
+from k3_decode.ops.inputs import (
+    BASE_REGIMES,
+    NEAR_OVERFLOW,
+    activation,
+    poisoned,
+    require_regime,
+    weight,
+    with_row_gap,
+    with_special_rows,
+)
 from k3_decode.ops.products import linear
 from k3_decode.ops.situ_mlp import situ
 
 __all__ = ["SPEC", "oracle", "stock"]
 
-REGIMES = (*BASE_REGIMES, "sharded", "strided_rows")
+REGIMES = (*BASE_REGIMES, "sharded", "strided_rows", "near_overflow", "special_rows")
 
 
 def stock(
@@ -63,6 +72,10 @@ def make_args(cell: Cell, regime: str, generator: torch.Generator, device: torch
     experts, latent = -(-model.experts // parts), -(-model.latent // parts)
     inter = cell.shapes.shared_inter
     x = activation(regime, (cell.tokens, model.hidden), generator, device, tiny=1e-15, source="moe_front.x")
+    if regime == "near_overflow":
+        x = (x.float() * NEAR_OVERFLOW).to(x.dtype)
+    if regime == "special_rows":
+        x = with_special_rows(x)
     return {
         "x": with_row_gap(x) if regime == "strided_rows" else x,
         "router_weight": weight((experts, model.hidden), generator, device),

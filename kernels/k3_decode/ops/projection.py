@@ -10,7 +10,16 @@ import torch
 from torch.nn import functional
 
 from k3_decode.ops.contract import Args, Cell, OpSpec, Param, Role, from_args
-from k3_decode.ops.inputs import BASE_REGIMES, activation, poisoned, require_regime, weight, with_row_gap
+from k3_decode.ops.inputs import (
+    BASE_REGIMES,
+    NEAR_OVERFLOW,
+    activation,
+    poisoned,
+    require_regime,
+    weight,
+    with_row_gap,
+    with_special_rows,
+)
 from k3_decode.ops.products import linear
 
 __all__ = ["SPEC", "oracle", "stock"]
@@ -27,9 +36,6 @@ REGIMES = (
 """Shapes of the packed KDA input, except `mla_in` and `output_projection`; `fp32_out` is the vocabulary shard
 (at most 4096 rows of it).
 """
-
-NEAR_OVERFLOW = 2.0**121
-"""Sums of its products stay below 2^128, where fp32 and bf16 end."""
 
 
 def stock(*, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
@@ -57,9 +63,8 @@ def make_args(cell: Cell, regime: str, generator: torch.Generator, device: torch
     x = activation(regime, (cell.tokens, width), generator, device, source="projection.x")
     if regime == "near_overflow":
         x = (x.float() * NEAR_OVERFLOW).to(x.dtype)
-    if regime == "special_rows":  # NaN stays in its row, an infinity makes sums infinite or NaN
-        x[::3, 1] = torch.nan
-        x[1::3, 2] = torch.inf
+    if regime == "special_rows":
+        x = with_special_rows(x)
     return {
         "x": with_row_gap(x) if regime == "strided_rows" else x,
         "weight": weight((rows, width), generator, device),

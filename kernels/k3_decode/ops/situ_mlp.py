@@ -8,12 +8,21 @@ from collections.abc import Mapping
 import torch
 
 from k3_decode.ops.contract import Args, Cell, OpSpec, Param, Role, from_args
-from k3_decode.ops.inputs import BASE_REGIMES, activation, poisoned, require_regime, weight, with_row_gap
+from k3_decode.ops.inputs import (
+    BASE_REGIMES,
+    NEAR_OVERFLOW,
+    activation,
+    poisoned,
+    require_regime,
+    weight,
+    with_row_gap,
+    with_special_rows,
+)
 from k3_decode.ops.products import linear
 
 __all__ = ["SPEC", "oracle", "situ", "stock"]
 
-REGIMES = (*BASE_REGIMES, "dense", "strided_rows")
+REGIMES = (*BASE_REGIMES, "dense", "strided_rows", "near_overflow", "special_rows")
 GATE_BETA = 4.0
 LINEAR_BETA = 25.0
 
@@ -52,6 +61,10 @@ def make_args(cell: Cell, regime: str, generator: torch.Generator, device: torch
     hidden = cell.shapes.model.hidden
     inter = cell.shapes.dense_inter if regime == "dense" else cell.shapes.shared_inter
     x = activation(regime, (cell.tokens, hidden), generator, device, tiny=1e-15, source="situ_mlp.x")
+    if regime == "near_overflow":
+        x = (x.float() * NEAR_OVERFLOW).to(x.dtype)
+    if regime == "special_rows":
+        x = with_special_rows(x)
     return {
         "x": with_row_gap(x) if regime == "strided_rows" else x,
         "gate_up_weight": weight((2 * inter, hidden), generator, device, scale=2.0 * hidden**-0.5),
