@@ -7,8 +7,8 @@ shift (mean change with its sign, which rounding averages out and a systematic e
 size is detected when its set's figure lies above the 95 % quantile of what benign paths give on resampled
 sets of the same size: 5 % false alarms. A set's figure is the mean over questions; of shift, its size.
 
-Results are JSON lines, one per (set, arm); what is there already is not measured again. `--minutes` ends a
-piece early.
+Results are a folder with one file of JSON lines a set, a line an arm; what is there already is not measured
+again. `--minutes` ends a piece early.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from k3_decode.shapes import CANARY
 __all__ = [
     "FAULTY_ROUNDINGS",
     "MEASURES",
-    "RESULTS_FILE",
+    "RESULTS_FOLDER",
     "SETS",
     "Measured",
     "QuestionSet",
@@ -49,7 +49,7 @@ MEASURES = ("exact", "drift", "peak", "shift")
 SEED = 505
 """Of the questions: held out, as training draws from seeds of another kind."""
 FAULTY_ROUNDINGS = BENIGN["fp32 conv output"]
-RESULTS_FILE = File(__file__).with_name("sensitivity.jsonl")
+RESULTS_FOLDER = File(__file__).with_name("sensitivity")
 _CHUNK = 256
 
 
@@ -168,14 +168,15 @@ def arms(is_nominal_only: bool = False) -> Iterator[tuple[str, Path]]:
         yield f"{fault.name}/{size:g}", fault.planted(size, FAULTY_ROUNDINGS)
 
 
-def read_results(path: File) -> dict[tuple[str, str], Measured]:
+def read_results(folder: File) -> dict[tuple[str, str], Measured]:
     """Results by (set, arm)."""
     found = {}
-    for line in path.read_text().splitlines() if path.exists() else []:
-        entry = json.loads(line)
-        exact, drift, peak, shift = (tuple(entry[name]) for name in MEASURES)
-        result = Measured(entry["set"], entry["arm"], exact, drift, peak, shift, entry["margin"])
-        found[result.set, result.arm] = result
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            entry = json.loads(line)
+            exact, drift, peak, shift = (tuple(entry[name]) for name in MEASURES)
+            result = Measured(entry["set"], entry["arm"], exact, drift, peak, shift, entry["margin"])
+            found[result.set, result.arm] = result
     return found
 
 
@@ -224,13 +225,14 @@ def main(arguments: list[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--weights", type=File, default=File(__file__).with_name("weights.safetensors"))
-    parser.add_argument("--out", type=File, default=RESULTS_FILE)
+    parser.add_argument("--out", type=File, default=RESULTS_FOLDER)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--minutes", type=float, default=4.5)
     parser.add_argument("--set", action="append", help="only these sets", choices=[s.name for s in SETS])
     args = parser.parse_args(arguments)
     started = time.monotonic()
     model = load_model(read_safetensors(args.weights), CANARY, args.device)
+    args.out.mkdir(parents=True, exist_ok=True)
     done = read_results(args.out)
     for questions in SETS:
         todo = [
@@ -244,7 +246,7 @@ def main(arguments: list[str] | None = None) -> None:
             if time.monotonic() - started > 60 * args.minutes:
                 return
             result = stock if arm == "stock" else measure(model, prepared, path, questions.name, arm)
-            with args.out.open("a") as file:
+            with (args.out / f"{questions.name}.jsonl").open("a") as file:
                 print(json.dumps(asdict(result)), file=file, flush=True)
             figures = (
                 f"exact {np.mean(result.exact):.3f}, drift {np.mean(result.drift):.5f}, "

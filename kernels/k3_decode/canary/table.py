@@ -1,4 +1,4 @@
-"""The tables of the README, from `accuracy.jsonl` and `sensitivity.jsonl`: `python -m k3_decode.canary.table`
+"""The tables of the README, from `accuracy.jsonl` and `sensitivity/`: `python -m k3_decode.canary.table`
 prints them."""
 
 import json
@@ -10,7 +10,7 @@ from k3_decode.canary.accuracy import WAYS, lower_bound
 from k3_decode.canary.faults import FAULTS, Fault
 from k3_decode.canary.sensitivity import (
     MEASURES,
-    RESULTS_FILE,
+    RESULTS_FOLDER,
     SETS,
     Results,
     detected,
@@ -175,5 +175,5 @@ def _mark(text: str, is_detected: bool) -> str:
 
 if __name__ == "__main__":
     print(render_accuracy(read_accuracy(ACCURACY_FILE)), end="\n\n")
-    held = read_results(RESULTS_FILE)
+    held = read_results(RESULTS_FOLDER)
     print(render_thresholds(held), render(held), render_smallest(held), sep="\n\n")

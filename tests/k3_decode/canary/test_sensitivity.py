@@ -9,7 +9,7 @@ from k3_decode.canary.faults import FAULTS
 from k3_decode.canary.replay import BENIGN, Model, Path, load_model
 from k3_decode.canary.sensitivity import (
     FAULTY_ROUNDINGS,
-    RESULTS_FILE,
+    RESULTS_FOLDER,
     SETS,
     Measured,
     detected,
@@ -90,7 +90,7 @@ def model() -> Model:
 
 
 def test_three_rows_of_the_published_table_come_out_again(model: Model) -> None:
-    published = read_results(RESULTS_FILE)
+    published = read_results(RESULTS_FOLDER)
     questions = next(s for s in SETS if s.name == "chain_504")
     prepared = prepare(model, questions.samples())
     measure(model, prepared, Path(), questions.name, "stock")
@@ -111,8 +111,8 @@ def test_changes_of_opposite_sign_are_a_drift_and_no_shift() -> None:
 
 
 def test_the_readme_holds_the_tables_of_the_published_results() -> None:
-    published = read_results(RESULTS_FILE)
-    readme = RESULTS_FILE.with_name("README.md").read_text()
+    published = read_results(RESULTS_FOLDER)
+    readme = RESULTS_FOLDER.with_name("README.md").read_text()
     assert render_accuracy(read_accuracy(ACCURACY_FILE)) in readme
     assert render_thresholds(published) in readme
     assert render(published) in readme
