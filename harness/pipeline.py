@@ -8,25 +8,27 @@ exactly this function.
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import IO, NamedTuple
 
 from harness.domain.check import Check, CheckId, Outcome, Samples, StageName, Status
 from harness.domain.errors import EvidenceError
 from harness.domain.plan import Plan
 from harness.evidence.names import LOGS
 from harness.evidence.run_folder import RunFolder
-from harness.executors.local import ChildSampler, HarnessFault
-from harness.planner import SHARES_CORES, SIDE_BY_SIDE
+from harness.executors.lanes import Executor, LocalExecutor
+from harness.executors.local import ChildSampler
+from harness.executors.ray import ClusterWork, RayExecutor
+from harness.executors.ray_lane import CHILD_LOG, LaneSetup
+from harness.planner import SHARES_CORES, SIDE_BY_SIDE, gpus_needed
 from harness.stages import stage_of
-from harness.worker import Job, needs_network, serve_command
+from harness.worker import LIGHT_STAGES, Job, lay_out, needs_network, node_objections, serve_command
 
-__all__ = ["Progress", "execute", "failed_checks", "judge_samples", "rejudge"]
+__all__ = ["Cluster", "Progress", "execute", "failed_checks", "judge_samples", "rejudge"]
 
-CHILD_LOG = "child.log"
-"""What sampling processes print; it travels with the bundle's other logs."""
 TRUST_S = 60.0
 """The plan's estimates count as this many seconds seen: one slow check says little about those to come."""
 DOES_NOT_BLOCK = frozenset({Status.PASS, Status.SKIPPED})
@@ -73,8 +75,20 @@ def _seconds(check: Check) -> float:
     return check.cost_s / (SIDE_BY_SIDE if check.stage in SHARES_CORES else 1)
 
 
+class Cluster(NamedTuple):
+    """The Ray cluster on which checks that need no repository run; one on this machine without an address."""
+
+    address: str | None = None
+
+
 def execute(
-    plan: Plan, run: RunFolder, repo: Path | None, cache: Path, progress: Progress, keep_going: bool = False
+    plan: Plan,
+    run: RunFolder,
+    repo: Path | None,
+    cache: Path,
+    progress: Progress,
+    keep_going: bool = False,
+    cluster: Cluster | None = None,
 ) -> None:
     """Run every check of the plan that has no outcome yet; outcomes and samples land in the run folder.
 
@@ -83,6 +97,33 @@ def execute(
     finished = run.finished()
     todo = [check for check in plan.checks if check.id not in finished]
     progress.begin(todo)
+    joined: RayExecutor | None = None
+    blocked_by = _first_blocking(plan, run.outcomes()) if not keep_going else None
+    with (run.logs / CHILD_LOG).open("ab") as log, ExitStack() as stack:
+        local = stack.enter_context(closing(_local(plan, run, repo, cache, progress, log)))
+        for stage in StageName:
+            of_stage = [check for check in todo if check.stage is stage]
+            if blocked_by is not None and _stage_index(stage) > _stage_index(blocked_by.stage):
+                for check in of_stage:
+                    skipped = _skipped(plan, check, f"{blocked_by.id} did not pass", "--keep-going")
+                    _record(run, progress, check, skipped, None)
+                continue
+            executor: Executor = local
+            if cluster is not None and stage in LIGHT_STAGES and any(c.unavailable is None for c in of_stage):
+                executor = joined = joined or stack.enter_context(
+                    closing(RayExecutor(cluster.address, _cluster_work(plan, run, progress)))
+                )
+            first, rest = _to_begin_with(of_stage)
+            _run_stage(plan, run, progress, first, executor, 1)
+            _run_stage(plan, run, progress, rest, executor, SIDE_BY_SIDE if stage in SHARES_CORES else 1)
+            if blocked_by is None and not keep_going:
+                blocked_by = _first_blocking(plan, run.outcomes())
+
+
+def _local(
+    plan: Plan, run: RunFolder, repo: Path | None, cache: Path, progress: Progress, log: IO[bytes]
+) -> LocalExecutor:
+    """Children of this process, which are started on first use."""
     job = Job(
         plan=str(run.plan_file),
         repo=None if repo is None else str(repo),
@@ -92,34 +133,20 @@ def execute(
     )
     job_file = run.scratch / "job.json"
     job_file.write_bytes(job.canonical())
-    blocked_by = _first_blocking(plan, run.outcomes()) if not keep_going else None
-    with (run.logs / CHILD_LOG).open("ab") as log, ExitStack() as stack:
-        samplers = [
-            stack.enter_context(
-                closing(
-                    ChildSampler(
-                        serve_command(job_file),
-                        plan.tier,
-                        progress.note,
-                        log,
-                        has_network=needs_network(plan),
-                    )
-                )
-            )
+    command, network = serve_command(job_file), needs_network(plan)
+    return LocalExecutor(
+        [
+            ChildSampler(command, plan.tier, progress.note, log, has_network=network)
             for _ in range(SIDE_BY_SIDE)
         ]
-        for stage in StageName:
-            of_stage = [check for check in todo if check.stage is stage]
-            if blocked_by is not None and _stage_index(stage) > _stage_index(blocked_by.stage):
-                for check in of_stage:
-                    skipped = _skipped(plan, check, f"{blocked_by.id} did not pass", "--keep-going")
-                    _record(run, progress, check, skipped, None)
-                continue
-            first, rest = _to_begin_with(of_stage)
-            _run_stage(plan, run, progress, first, samplers[:1])
-            _run_stage(plan, run, progress, rest, samplers if stage in SHARES_CORES else samplers[:1])
-            if blocked_by is None and not keep_going:
-                blocked_by = _first_blocking(plan, run.outcomes())
+    )
+
+
+def _cluster_work(plan: Plan, run: RunFolder, progress: Progress) -> ClusterWork:
+    setup = LaneSetup(plan.tier, lay_out, serve_command, node_objections, needs_network(plan))
+    return ClusterWork(
+        plan.canonical(), setup, partial(gpus_needed, plan), run.logs, run.ledger, progress.note
+    )
 
 
 def _to_begin_with(checks: Sequence[Check]) -> tuple[Sequence[Check], Sequence[Check]]:
@@ -132,39 +159,29 @@ def _to_begin_with(checks: Sequence[Check]) -> tuple[Sequence[Check], Sequence[C
 
 
 def _run_stage(
-    plan: Plan, run: RunFolder, progress: Progress, checks: Sequence[Check], samplers: Sequence[ChildSampler]
+    plan: Plan,
+    run: RunFolder,
+    progress: Progress,
+    checks: Sequence[Check],
+    executor: Executor,
+    side_by_side: int,
 ) -> None:
-    """Sample one stage's checks, as many at a time as there are samplers; judge and record in this thread.
+    """Sample one stage's checks; judge and record in this process, each as it comes.
 
-    The longest begin first, so that none is left alone at the end. The first harness fault ends the stage
-    when the checks in flight are done; it is raised then.
+    The longest begin first where several run beside each other, so that none is left alone at the end.
     """
     for check in checks:
         if check.unavailable is not None:
             _record(run, progress, check, _skipped(plan, check, check.unavailable, ""), None)
     waiting = [check for check in checks if check.unavailable is None]
-    if len(samplers) > 1:
+    if side_by_side > 1:
         waiting.sort(key=lambda check: -check.cost_s)
-    free = list(samplers)
-    running: dict[Future[Samples], tuple[Check, ChildSampler]] = {}
-    fault: HarnessFault | None = None
-    with ThreadPoolExecutor(max_workers=len(samplers)) as pool:
-        while running or (waiting and fault is None):
-            while waiting and free and fault is None:
-                check, sampler = waiting.pop(0), free.pop()
-                progress.note(check.id)
-                running[pool.submit(sampler.sample, check)] = (check, sampler)
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                check, sampler = running.pop(future)
-                free.append(sampler)
-                try:
-                    samples = run.clean(future.result())
-                except HarnessFault as error:
-                    fault = error
-                    continue
-                _record(run, progress, check, judge_samples(plan, check, samples), samples)
-    if fault is not None:
-        raise fault
+    if not waiting:
+        return
+    with closing(executor.stream(waiting, side_by_side, progress.note)) as answers:
+        for check, answer in answers:
+            samples = run.clean(answer)
+            _record(run, progress, check, judge_samples(plan, check, samples), samples)
 
 
 def _record(

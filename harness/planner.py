@@ -25,7 +25,7 @@ from harness.stages import stage_of
 
 __all__ = [
     "SHARES_CORES", "SIDE_BY_SIDE", "CheckGroup", "CodeDigests", "StageCost", "claim_or_best",
-    "estimate_costs", "make_nonce", "make_plan", "plan_seed", "repeat_plan", "request_again",
+    "estimate_costs", "gpus_needed", "make_nonce", "make_plan", "plan_seed", "repeat_plan", "request_again",
     "resolve_tier", "skipped_by_reason", "stated_once",
 ]  # fmt: skip
 
@@ -191,6 +191,18 @@ def estimate_costs(plan: Plan) -> tuple[StageCost, ...]:
             wanted = plan.tier if proof is None else proof.tier
             rows.append(StageCost(name, len(costs), len(checks) - len(costs), wanted, seconds))
     return tuple(rows)
+
+
+def gpus_needed(plan: Plan, check: Check) -> int:
+    """GPUs of one node that a check of this plan takes: none on a machine without, one for a rank, and for
+    real collectives as many as its cell divides a model over, two at least.
+    """
+    usable = sum(gpu.arch is not None for gpu in plan.machine.gpus)
+    if not usable:
+        return 0
+    if check.tier.strength < Tier.NODE.strength:
+        return 1
+    return min(usable, max(2, 1 if check.cell is None else check.cell.tp * check.cell.dcp))
 
 
 def stated_once(plan: Plan) -> tuple[CheckGroup, ...]:

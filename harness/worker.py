@@ -12,7 +12,10 @@ import argparse
 import gzip
 import json
 import os
+import select
+import signal
 import sys
+import threading
 import time
 import traceback
 import zlib
@@ -41,7 +44,9 @@ __all__ = [
     "LIGHT_STAGES",
     "Job",
     "WorkerHeader",
+    "lay_out",
     "needs_network",
+    "node_objections",
     "read_plan",
     "read_samples",
     "sample_check",
@@ -85,6 +90,35 @@ def serve_command(job_file: Path) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", "harness.worker", "--serve", str(job_file))
 
 
+def lay_out(plan: bytes, folder: Path) -> Path:
+    """Put a plan and its job into a folder of this machine, for checks that need no repository; the job's
+    file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    plan_file, job_file = folder / "plan.json", folder / "job.json"
+    plan_file.write_bytes(plan)
+    places = {name: str(folder / name) for name in ("cache", "logs", "ledger")}
+    job_file.write_bytes(Job(plan=str(plan_file), repo=None, **places).canonical())
+    return job_file
+
+
+def node_objections(plan: bytes) -> tuple[str, ...]:
+    """What makes this machine another one than the plan's, or its code other code; empty where nothing
+    does. Its memory and its name are not asked for.
+    """
+    made, here = Plan.model_validate_json(plan), read_machine()
+    seen: dict[str, tuple[object, object]] = {
+        "the harness": (made.harness_digest[:12], harness_digest()[:12]),
+        "the pack": (made.pack_digest[:12], pack_digest(load_pack(made.pack))[:12]),
+    }
+    for name in type(here).model_fields:
+        if name != "memory_bytes":
+            seen[name.replace("_", " ")] = getattr(made.machine, name), getattr(here, name)
+    return tuple(
+        f"{n}: {own!r} here, {planned!r} planned" for n, (planned, own) in seen.items() if own != planned
+    )
+
+
 def needs_network(plan: Plan) -> bool:
     """Whether a check of the plan asks a server: only then has the child a network."""
     return any(dict(check.parameters).get("engine") == "vllm" for check in plan.checks)
@@ -93,6 +127,7 @@ def needs_network(plan: Plan) -> bool:
 def serve(job: Job) -> None:
     """Answer check ids from standard input until it closes. Standard output is kept for answers alone."""
     limit_this_process()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a candidate prints goes to the log
 
@@ -113,6 +148,16 @@ def serve(job: Job) -> None:
             say("fault", traceback.format_exc())
 
 
+def _end_with_parent() -> None:
+    """End this process and all that it started once nobody holds the other end of its input: whoever asked
+    is gone, and what still ran would disturb other times.
+    """
+    watch = select.poll()
+    watch.register(0, 0)  # a hang-up is always told
+    watch.poll()
+    os.killpg(0, signal.SIGKILL)
+
+
 def work(plan: Plan, out: Path, folder: Path, on_note: Callable[[str], None]) -> int:
     """Sample a plan's light checks here into the file `out`; gives the number of checks sampled.
 
@@ -129,17 +174,7 @@ def work(plan: Plan, out: Path, folder: Path, on_note: Callable[[str], None]) ->
         tier=plan.tier,
     )
     _require_same_code(plan, header)
-    folder.mkdir(parents=True, exist_ok=True)
-    plan_file, job_file = folder / "plan.json", folder / "job.json"
-    plan_file.write_bytes(plan.canonical())
-    job = Job(
-        plan=str(plan_file),
-        repo=None,
-        cache=str(folder / "cache"),
-        logs=str(folder / "logs"),
-        ledger=str(folder / "ledger"),
-    )
-    job_file.write_bytes(job.canonical())
+    job_file = lay_out(plan.canonical(), folder)
     todo = [c for c in plan.checks if c.stage in LIGHT_STAGES and c.unavailable is None]
     with gzip.open(out, "wt", encoding="utf-8") as sink, (folder / "child.log").open("ab") as log:
         sink.write(header.model_dump_json() + "\n")

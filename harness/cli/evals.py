@@ -67,12 +67,12 @@ def run(
     With --task the bundle is made under the policy with its evals replaced by these, and says so; the gate
     asks for the policy's own all the same.
     """
-    from harness.cli.finish import finish_run, run_checks, validate_selection
+    from harness.cli.finish import RunOptions, finish_run, run_checks, validate_selection
     from harness.evidence.run_folder import open_run
 
     chosen = replace(selection, stages=("evals",), only=tuple(name or selection.only))
     if not task and data is None:
-        raise typer.Exit(validate_selection(chosen, out, resume=resume, keep_going=True, as_json=json))
+        raise typer.Exit(validate_selection(chosen, out, RunOptions(resume, True, json)))
     plan = _asked_plan(chosen, _subjects(task or [], data), out if resume else None)
     with open_run(out, plan) as run_folder:
         run_checks(plan, run_folder, selection.repo, keep_going=True)

@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from harness.cli.selectors import Selection, make_selected_plan
 from harness.domain.check import Outcome, Status
@@ -17,43 +18,68 @@ from harness.domain.machine import Machine
 from harness.domain.plan import Plan
 from harness.evidence.run_folder import RunFolder, load_plan, open_run
 
-__all__ = ["CACHE", "finish_run", "run_checks", "validate_selection"]
+if TYPE_CHECKING:  # the pipeline loads when a command runs
+    from harness.pipeline import Cluster
+
+__all__ = ["CACHE", "RunOptions", "cluster_of", "finish_run", "run_checks", "validate_selection"]
 
 CACHE = Path("out/cache")
 """Compiled kernels, by content; safe to delete."""
 
 
-def validate_selection(
-    selection: Selection, out: Path, *, resume: bool, keep_going: bool, as_json: bool,
-    journal: Path | None = None,
-) -> int:  # fmt: skip
-    """Plan, run and finish; gives the exit code. `journal`: an agent's, which travels in the bundle.
+class RunOptions(NamedTuple):
+    """How a run goes."""
+
+    resume: bool
+    keep_going: bool
+    as_json: bool
+    cluster: "Cluster | None" = None
+    journal: Path | None = None
+    """An agent's, which travels in the bundle."""
+
+
+def cluster_of(executor: str, address: str | None) -> "Cluster | None":
+    """Where checks run by --executor and --address; raises `InputError` for another executor."""
+    from harness.pipeline import Cluster
+
+    if executor == "ray":
+        return Cluster(address)
+    if executor != "local" or address is not None:
+        what = f"--executor {executor!r} is none" if executor != "local" else "--address is Ray's"
+        raise InputError(f"{what}; the executors are local and ray, and only ray takes an --address")
+    return None
+
+
+def validate_selection(selection: Selection, out: Path, how: RunOptions) -> int:
+    """Plan, run and finish; gives the exit code.
 
     Raises `InputError` where --out holds another run, and `EvidenceError` for a journal that was changed.
     """
     from harness.evidence.journal import put_journal
 
-    plan = _resumed_plan(selection, out) if resume else make_selected_plan(selection)
-    if not resume and out.exists() and any(out.iterdir()):
+    plan = _resumed_plan(selection, out) if how.resume else make_selected_plan(selection)
+    if not how.resume and out.exists() and any(out.iterdir()):
         raise InputError(
             f"{out} already holds something; go on with its run (--resume), name another folder (--out), or "
             "remove it"
         )
     with open_run(out, plan) as run:
-        if journal is not None:
-            put_journal(run.logs, journal)
-        run_checks(plan, run, selection.repo, keep_going)
-        return finish_run(plan, run, as_json=as_json, repeat=_repeat_command(plan, run, selection))
+        if how.journal is not None:
+            put_journal(run.logs, how.journal)
+        run_checks(plan, run, selection.repo, how.keep_going, how.cluster)
+        return finish_run(plan, run, as_json=how.as_json, repeat=_repeat_command(plan, run, selection))
 
 
-def run_checks(plan: Plan, run: RunFolder, repo: Path | None, keep_going: bool) -> None:
+def run_checks(
+    plan: Plan, run: RunFolder, repo: Path | None, keep_going: bool, cluster: "Cluster | None" = None
+) -> None:
     """Run what has no outcome yet, with progress on standard error."""
     from harness.cli.console import progress_bar
     from harness.pipeline import Progress, execute
 
     with progress_bar() as show:
         repository = None if repo is None else repo.resolve()
-        execute(plan, run, repository, CACHE.resolve(), Progress(say=show), keep_going)
+        execute(plan, run, repository, CACHE.resolve(), Progress(say=show), keep_going, cluster)
 
 
 def finish_run(

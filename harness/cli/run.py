@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.selectors import JsonOutput, Resume, Selection, selecting
+from harness.cli.selectors import Address, ExecutorName, JsonOutput, Resume, Selection, selecting
 
 __all__ = ["app"]
 
@@ -20,11 +20,14 @@ def run(
     stage: Annotated[str, typer.Argument(help="isolation, audit, kernels, coverage, evals or sweep.")],
     out: Annotated[Path | None, typer.Option("--out", help="Default: out/STAGE.")] = None,
     resume: Resume = False,
+    executor: ExecutorName = "local",
+    address: Address = None,
     json: JsonOutput = False,
 ) -> None:
     """Run one stage; the gate still asks for the others."""
-    from harness.cli.finish import validate_selection
+    from harness.cli.finish import RunOptions, cluster_of, validate_selection
 
     chosen = replace(selection, stages=(stage,))
     folder = out or Path("out") / stage
-    raise typer.Exit(validate_selection(chosen, folder, resume=resume, keep_going=True, as_json=json))
+    how = RunOptions(resume, True, json, cluster_of(executor, address))
+    raise typer.Exit(validate_selection(chosen, folder, how))

@@ -17,8 +17,8 @@ from harness.domain.check import StageName
 from harness.domain.errors import InputError
 
 __all__ = [
-    "ClaimFile", "Full", "JsonOutput", "KeepGoing", "Out", "PackName", "PolicyName", "Resume", "Selection",
-    "make_selected_plan", "selecting",
+    "Address", "ClaimFile", "ExecutorName", "Full", "JsonOutput", "KeepGoing", "Out", "PackName",
+    "PolicyName", "Resume", "Selection", "make_selected_plan", "selecting",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -34,6 +34,13 @@ Resume = Annotated[
 ]
 KeepGoing = Annotated[
     bool, typer.Option("--keep-going", help="Run later stages after an earlier one failed.")
+]
+ExecutorName = Annotated[
+    str, typer.Option("--executor", help="local: children of this process; ray: lanes of a Ray cluster.")
+]
+Address = Annotated[
+    str | None,
+    typer.Option("--address", help="Of the Ray cluster; without one, a cluster is started on this machine."),
 ]
 JsonOutput = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 SELECTORS: dict[str, tuple[Any, object]] = {

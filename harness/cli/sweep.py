@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.evals import BundleA, BundleB
-from harness.cli.selectors import JsonOutput, Out, Resume, Selection, selecting
+from harness.cli.selectors import Address, ExecutorName, JsonOutput, Out, Resume, Selection, selecting
 
 __all__ = ["app"]
 
@@ -21,13 +21,16 @@ def run(
     name: Annotated[list[str] | None, typer.Argument(help="Which; all of the policy where none.")] = None,
     out: Out = Path("out/sweep"),
     resume: Resume = False,
+    executor: ExecutorName = "local",
+    address: Address = None,
     json: JsonOutput = False,
 ) -> None:
     """Time decode steps, stock against optimised, into a bundle."""
-    from harness.cli.finish import validate_selection
+    from harness.cli.finish import RunOptions, cluster_of, validate_selection
 
     chosen = replace(selection, stages=("sweep",), only=tuple(name or selection.only))
-    raise typer.Exit(validate_selection(chosen, out, resume=resume, keep_going=True, as_json=json))
+    how = RunOptions(resume, True, json, cluster_of(executor, address))
+    raise typer.Exit(validate_selection(chosen, out, how))
 
 
 @app.command()

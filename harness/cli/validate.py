@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.selectors import JsonOutput, KeepGoing, Out, Resume, Selection, selecting
+from harness.cli.selectors import (
+    Address,
+    ExecutorName,
+    JsonOutput,
+    KeepGoing,
+    Out,
+    Resume,
+    Selection,
+    selecting,
+)
 
 __all__ = ["app"]
 
@@ -24,6 +33,8 @@ def validate(
     journal: Annotated[
         Path | None, typer.Option("--journal", help="An agent's journal, to travel in the bundle.")
     ] = None,
+    executor: ExecutorName = "local",
+    address: Address = None,
     json: JsonOutput = False,
 ) -> None:
     """Run every check of the policy that this machine can run; write a bundle and its report.
@@ -31,9 +42,7 @@ def validate(
     Exit code: 0 when every check planned for the tier passed, 1 when one did not, 2 when it could not be
     judged.
     """
-    from harness.cli.finish import validate_selection
+    from harness.cli.finish import RunOptions, cluster_of, validate_selection
 
-    code = validate_selection(
-        selection, out, resume=resume, keep_going=keep_going, as_json=json, journal=journal
-    )
-    raise typer.Exit(code)
+    how = RunOptions(resume, keep_going, json, cluster_of(executor, address), journal)
+    raise typer.Exit(validate_selection(selection, out, how))

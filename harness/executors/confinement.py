@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -50,25 +50,32 @@ class Limits(Record):
 
 
 def confined(
-    argv: Sequence[str], scratch: Path, limits: Limits, *, has_gpu: bool = False, **more: str
-) -> Sandbox:
-    """A command that can write below `scratch` alone; `more` are variables for it."""
+    argv: Sequence[str], scratch: Path, limits: Limits, more: Mapping[str, str] | None = None, *,
+    has_gpu: bool = False, has_network: bool = False,
+) -> Sandbox:  # fmt: skip
+    """A command that can write below `scratch` alone; `more` are variables for it.
+
+    `has_network` is for an agent itself, which talks to its model and to our server; never for a candidate.
+    """
     kind = confinement_here()
     limit = _limit_command(limits, has_gpu)
-    environment = scrubbed(os.environ) | {"HOME": str(scratch), "TMPDIR": str(scratch)} | more
+    environment = scrubbed(os.environ) | {"HOME": str(scratch), "TMPDIR": str(scratch)}
     environment |= {"XDG_CACHE_HOME": str(scratch), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment |= more or {}
     if kind == "none":
-        box = sandboxed((*limit, *argv))
+        box = sandboxed((*limit, *argv), has_network=has_network)
         words = f"{box.words}; files are not protected: neither bubblewrap nor mount namespaces work here"
         return Sandbox(box.argv, environment, words)
-    said = [f"{kind}: no network, files read-only but for a scratch folder, process ids of its own"]
+    network = "the network is open" if has_network else "no network"
+    said = [f"{kind}: {network}, files read-only but for a scratch folder, process ids of its own"]
     said += [] if has_gpu else [f"at most {limits.memory_bytes // 2**20} MiB of memory"]
     said += ["the process limit does not bind the superuser"] if _is_root() else []
     words = "; ".join([*said, f"{len(os.environ) - len(scrubbed(os.environ))} variables withheld"])
     home = _home_to_hide(scratch)
-    if kind == "bubblewrap":
-        return Sandbox((*_bubblewrap(scratch, home), *limit, *argv), environment, words)
-    return Sandbox((*_unshare(scratch, home), *limit, *argv), environment, words)
+    wrapper = (_bubblewrap if kind == "bubblewrap" else _unshare)(scratch, home)
+    cut = ("--unshare-net", "--net") if has_network else ()
+    kept = tuple(word for word in wrapper if word not in cut)
+    return Sandbox((*kept, *limit, *argv), environment, words)
 
 
 @lru_cache(maxsize=1)
