@@ -5,6 +5,7 @@
 last and by rename, so where it exists the others are whole. Invariant: cutlass is imported after its
 environment is set, and only for the one architecture of the process, as the DSL keeps both for the life of a
 process. A variant that does not compile leaves a JSON file with its error; the exit code is then 1.
+What the process does to the compiler to be quick (`_hurry`) changes no byte of PTX or cubin.
 """
 
 import argparse
@@ -12,36 +13,25 @@ import importlib
 import json
 import os
 import pkgutil
-import re
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from importlib import metadata
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import CodeType, FrameType
+from typing import Any
 
 from k3_decode.cute.variant import Variant
+from k3_decode.disassembly import DisassemblyError, disassemble, find_disassembler
+from k3_decode.launches import Launch, parse_launches
 
-__all__ = ["Launch", "all_variants", "compile_variant", "find_disassembler", "main", "parse_launches"]
+__all__ = ["Launch", "all_variants", "compile_variants", "find_disassembler", "main", "parse_launches"]
 
 EXIT_FAILED = 1
-DISASSEMBLY_TIMEOUT_S = 300
+TOGETHER = 12
+"""Variants disassembled at once: starting the disassembler takes as long as compiling a small one."""
 PARENT_POLL_S = 2.0
-
-
-class Launch(NamedTuple):
-    """How the host launches one kernel, as the compiler's own IR states it; None: no constant."""
-
-    kernel: str
-    is_dependent: bool
-    """Whether programmatic stream serialisation is allowed, so that the kernel may start before its
-    predecessor ends.
-    """
-    cluster: tuple[int, int, int]
-    block: tuple[int | None, int | None, int | None]
-    dynamic_shared_bytes: int | None
 
 
 def all_variants() -> tuple[Variant, ...]:
@@ -55,77 +45,21 @@ def all_variants() -> tuple[Variant, ...]:
     return tuple(found)
 
 
-def find_disassembler() -> Path | None:
-    """`nvdisasm` of NVIDIA's wheel, which knows what the DSL's compiler emits; None where it is not
-    installed.
+def compile_variants(
+    variants: Sequence[Variant], architecture: str, out: Path, dump: Path
+) -> dict[str, str | None]:
+    """Compile variants into `out`; gives for each its error in words, or None. `dump` is the DSL's dump
+    folder.
     """
-    try:
-        files = metadata.distribution("nvidia-cuda-nvdisasm").files or []
-    except metadata.PackageNotFoundError:
-        return None
-    return next((Path(str(f.locate())) for f in files if f.name in ("nvdisasm", "nvdisasm.exe")), None)
-
-
-def parse_launches(ir: str) -> tuple[Launch, ...]:
-    """Launches in the DSL's cleaned host IR: grid configuration, its attributes and the kernel they belong
-    to.
-    """
-    constants = dict(re.findall(r"(%[\w#]+) = arith\.constant (-?\d+) : i(?:32|64)", ir))
-
-    def number(name: str) -> int | None:
-        return int(constants[name]) if name in constants else None
-
-    launches = []
-    pattern = (
-        r"(%[\w#]+) = cuda\.launch_cfg\.create.*?blockDim = \((%[\w#]+), (%[\w#]+), (%[\w#]+)\), "
-        r"dynamicSmemBytes = (%[\w#]+)"
-    )
-    for config, *block, shared in re.findall(pattern, ir):
-        at = re.escape(f"[{config}]")
-        pdl = re.search(rf"programmatic_stream_serialization_allowed{at} (%[\w#]+)", ir)
-        cluster = re.search(rf"launch_cfg\.cluster_dim{at} \((%[\w#]+), (%[\w#]+), (%[\w#]+)\)", ir)
-        kernel = re.search(rf"cuda\.launch_ex @kernels::@(\w+)<{re.escape(config)}>", ir)
-        if kernel is None:
-            continue
-        dims = [number(v) or 1 for v in cluster.groups()] if cluster else [1, 1, 1]
-        launches.append(
-            Launch(
-                kernel[1],
-                pdl is not None and number(pdl[1]) != 0,
-                (dims[0], dims[1], dims[2]),
-                (number(block[0]), number(block[1]), number(block[2])),
-                number(shared),
-            )
-        )
-    return tuple(launches)
-
-
-def compile_variant(variant: Variant, architecture: str, out: Path, dump: Path) -> str | None:
-    """Compile one variant into `out`; gives the error in words, or None. `dump` is the DSL's dump folder."""
-    record: dict[str, Any] = {
-        "variant": variant.name,
-        "op": variant.op,
-        "architecture": architecture,
-        "error": None,
-        "launches": [],
-    }
-    begun = time.perf_counter()
-    try:
-        compiled: Any = variant.compile()
-        ptx, cubin = compiled.__ptx__, compiled.__cubin__
-        if ptx is None or cubin is None:
-            raise RuntimeError("the compiler kept neither PTX nor cubin")
-        (out / f"{variant.name}.ptx").write_text(ptx)
-        (out / f"{variant.name}.cubin").write_bytes(cubin)
-        record["launches"] = [launch._asdict() for launch in _take_launches(dump)]
-        record["sass_missing"] = _disassemble(out, variant.name)
-    except Exception as error:  # noqa: BLE001  # whatever the compiler raises is a fact about the variant
-        record["error"] = f"{type(error).__name__}: {error}"[:2000]
-    record["compile_s"] = round(time.perf_counter() - begun, 3)
-    partial = out / f"{variant.name}.json.part"
-    partial.write_text(json.dumps(record))
-    partial.replace(out / f"{variant.name}.json")
-    return record["error"]  # type: ignore[no-any-return]  # a str or None, set above
+    records = [_compile(variant, architecture, out, dump) for variant in variants]
+    compiled = [record for record in records if record["error"] is None]
+    for record, missing in zip(compiled, _disassemble(out, [r["variant"] for r in compiled]), strict=True):
+        record["sass_missing"] = missing
+    for record in records:
+        partial = out / f"{record['variant']}.json.part"
+        partial.write_text(json.dumps(record))
+        partial.replace(out / f"{record['variant']}.json")
+    return {record["variant"]: record["error"] for record in records}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -145,7 +79,8 @@ def main(argv: list[str] | None = None) -> int:
             "CUTE_DSL_LINEINFO": "1",
             "CUTE_DSL_NO_CACHE": "1",
         }
-        _leave_out_the_host_part()
+        if argv is None:
+            _hurry()
         known = {v.name: v for v in all_variants() if asked.arch in v.architectures}
         names = asked.names or sorted(known)
         unknown = [n for n in names if n not in known]
@@ -154,11 +89,45 @@ def main(argv: list[str] | None = None) -> int:
                 f"{asked.arch} has no variants {', '.join(unknown)}; known: {', '.join(sorted(known))}"
             )
         failed = False
-        for name in names:
-            error = compile_variant(known[name], asked.arch, asked.out, Path(folder))
-            failed |= error is not None
-            sys.stderr.write(f"{name} {asked.arch}: {error or 'compiled'}\n")
+        for start in range(0, len(names), TOGETHER):
+            part = [known[name] for name in names[start : start + TOGETHER]]
+            for name, error in compile_variants(part, asked.arch, asked.out, Path(folder)).items():
+                failed |= error is not None
+                sys.stderr.write(f"{name} {asked.arch}: {error or 'compiled'}\n")
     return EXIT_FAILED if failed else 0
+
+
+def _compile(variant: Variant, architecture: str, out: Path, dump: Path) -> dict[str, Any]:
+    """Compile one variant into `out`; gives its record."""
+    record: dict[str, Any] = {
+        "variant": variant.name,
+        "op": variant.op,
+        "architecture": architecture,
+        "error": None,
+        "launches": [],
+    }
+    begun = time.perf_counter()
+    try:
+        compiled: Any = variant.compile()
+        ptx, cubin = compiled.__ptx__, compiled.__cubin__
+        if ptx is None or cubin is None:
+            raise RuntimeError("the compiler kept neither PTX nor cubin")
+        (out / f"{variant.name}.ptx").write_text(ptx)
+        (out / f"{variant.name}.cubin").write_bytes(cubin)
+        record["launches"] = [launch._asdict() for launch in _take_launches(dump)]
+    except Exception as error:  # noqa: BLE001  # whatever the compiler raises is a fact about the variant
+        record["error"] = f"{type(error).__name__}: {error}"[:2000]
+    record["compile_s"] = round(time.perf_counter() - begun, 3)
+    return record
+
+
+def _hurry() -> None:
+    """Make the compiler of this process quick. Without torch, which the DSL's binding imports where it finds
+    it and nothing here needs, a process starts 2 s earlier; the rest is below.
+    """
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # the documented way to bar an import
+    _leave_out_the_host_part()
+    _remember_source_places()
 
 
 def _leave_out_the_host_part() -> None:
@@ -172,6 +141,25 @@ def _leave_out_the_host_part() -> None:
         return whole(function, *arguments, no_jit_engine=True, **options)
 
     cute.compile = device_part
+
+
+def _remember_source_places() -> None:
+    """Have the DSL look up the source line of an instruction once. It walks a function's position table from
+    its start for each operation that it builds: half of the time of a kernel that is unrolled at length.
+    """
+    operations: Any = importlib.import_module("cutlass._mlir_helpers.op")
+    look_up = getattr(operations, "_fast_frameinfo", None)
+    if look_up is None:
+        return  # another version of the DSL: slower, not different
+    known: dict[tuple[int, int], tuple[object, CodeType]] = {}
+
+    def remembered(frame: FrameType) -> object:
+        key = (id(frame.f_code), frame.f_lasti)
+        if key not in known:
+            known[key] = look_up(frame), frame.f_code  # holding the code keeps its id from being used again
+        return known[key][0]
+
+    operations._fast_frameinfo = remembered
 
 
 def _end_with_parent(parent: int) -> None:
@@ -193,19 +181,16 @@ def _take_launches(dump: Path) -> tuple[Launch, ...]:
     return tuple(found)
 
 
-def _disassemble(out: Path, name: str) -> str | None:
-    """Write `<name>.sass` with source lines; gives the reason where that is not possible."""
+def _disassemble(out: Path, names: Sequence[str]) -> tuple[str | None, ...]:
+    """Write `<name>.sass` with source lines for each name; gives the reason where that is not possible."""
     tool = find_disassembler()
     if tool is None:
-        return "nvidia-cuda-nvdisasm is not installed"
-    command = [str(tool), "-g", "-c", str(out / f"{name}.cubin")]
-    ended = subprocess.run(
-        command, capture_output=True, text=True, timeout=DISASSEMBLY_TIMEOUT_S, check=False
-    )
-    if ended.returncode != 0:
-        return f"nvdisasm ended with {ended.returncode}: {ended.stderr.strip()[:300]}"
-    (out / f"{name}.sass").write_text(ended.stdout)
-    return None
+        return ("nvidia-cuda-nvdisasm is not installed",) * len(names)
+    texts = disassemble(tool, [(out / f"{name}.cubin").read_bytes() for name in names])
+    for name, text in zip(names, texts, strict=True):
+        if not isinstance(text, DisassemblyError):
+            (out / f"{name}.sass").write_text(text)
+    return tuple(str(text) if isinstance(text, DisassemblyError) else None for text in texts)
 
 
 if __name__ == "__main__":

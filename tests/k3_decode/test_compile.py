@@ -4,20 +4,29 @@ from pathlib import Path
 
 import pytest
 from k3_decode import compile as compiling
-from k3_decode.compile import Launch, compile_variant, main, parse_launches
+from k3_decode.compile import Launch, compile_variants, main, parse_launches
 from k3_decode.cute.variant import Variant
 
 HOST_CODE = """
+func.func @launch(%arg0: !memref_gmem_bf16 loc("-":1:2), %arg8: i32 loc("-":1:3), %arg9: !cuda.stream) -> i32 {
 %c0_i32 = arith.constant 0 : i32 loc(#loc1)
 %c1_i32 = arith.constant 1 : i32 loc(#loc1)
 %c7_i32 = arith.constant 7 : i32 loc(#loc2)
 %c128_i32 = arith.constant 128 : i32 loc(#loc3)
 %c102784_i64 = arith.constant 102784 : i64 loc(#loc4)
+%lay = cute.get_layout(%arg0) : !memref_gmem_bf16 loc(#loc4)
+%0 = cute.get_shape(%lay) : (!cute.layout<"(?{div=2},7168):(?{i64 div=8},1)">) -> !cute.shape<"(?{div=2},7168)"> loc(#loc4)
+%e0, %e1 = cute.get_leaves(%0) : !cute.shape<"(?{div=2},7168)"> loc(#loc4)
+%itup = cute.to_int_tuple(%e0) : !cute.shape<"?"> to !cute.int_tuple<"?"> loc(#loc4)
+%int_tuple = cute.make_int_tuple() : () -> !cute.int_tuple<"7"> loc(#loc4)
+%mul = cute.tuple_mul(%itup, %int_tuple) : (!cute.int_tuple<"?">, !cute.int_tuple<"7">) -> !cute.int_tuple<"?"> loc(#loc4)
+%1 = cute.get_scalars(%mul) : !cute.int_tuple<"?{div=7}"> loc(#loc4)
 %4 = cuda.launch_cfg.create<max_attrs = 17 : i32> (blockDim = (%c128_i32, %c1_i32, %c1_i32), dynamicSmemBytes = %c102784_i64, gridDim = (%1, %c1_i32, %c1_i32), stream = %arg9) : i32
 cuda.launch_cfg.programmatic_stream_serialization_allowed[%4] %c1_i32 : !cuda.launch_cfg<max_attrs = 17>, i32
 cuda.launch_cfg.cluster_dim[%4] (%c7_i32, %c1_i32, %c1_i32) : !cuda.launch_cfg<max_attrs = 17>, i32, i32, i32
 %5 = cuda.launch_ex @kernels::@kernel_mix<%4> (%arg0) : !cuda.launch_cfg<max_attrs = 17>
-%6 = cuda.launch_cfg.create<max_attrs = 17 : i32> (blockDim = (%threads, %c1_i32, %c1_i32), dynamicSmemBytes = %2, gridDim = (%1, %c1_i32, %c1_i32), stream = %arg9) : i32
+%6 = cuda.launch_cfg.create<max_attrs = 17 : i32> (blockDim = (%threads, %c1_i32, %c1_i32), dynamicSmemBytes = %2, gridDim = (%arg8, %hidden, %c1_i32), stream = %arg9) : i32
+cuda.launch_cfg.cooperative[%6] %c1_i32 : !cuda.launch_cfg<max_attrs = 17>, i32
 cuda.launch_cfg.programmatic_stream_serialization_allowed[%6] %c0_i32 : !cuda.launch_cfg<max_attrs = 17>, i32
 %7 = cuda.launch_ex @kernels::@kernel_sum<%6> (%arg0) : !cuda.launch_cfg<max_attrs = 17>
 """  # noqa: E501  # as the compiler writes it
@@ -25,8 +34,8 @@ cuda.launch_cfg.programmatic_stream_serialization_allowed[%6] %c0_i32 : !cuda.la
 
 def test_launches_say_whether_they_may_start_early_and_how_blocks_are_grouped() -> None:
     assert parse_launches(HOST_CODE) == (
-        Launch("kernel_mix", True, (7, 1, 1), (128, 1, 1), 102784),
-        Launch("kernel_sum", False, (1, 1, 1), (None, 1, 1), None),
+        Launch("kernel_mix", True, (7, 1, 1), (128, 1, 1), 102784, ("a0.0 7 *", "1", "1"), False),
+        Launch("kernel_sum", False, (1, 1, 1), (None, 1, 1), None, ("a8", None, "1"), True),
     )
 
 
@@ -38,7 +47,8 @@ def _variant(name: str) -> Variant:
 
 
 def test_a_variant_that_does_not_compile_leaves_its_error_and_no_half_written_record(tmp_path: Path) -> None:
-    assert compile_variant(_variant("copy_1"), "sm_90a", tmp_path, tmp_path) == "ValueError: no such layout"
+    errors = compile_variants([_variant("copy_1")], "sm_90a", tmp_path, tmp_path)
+    assert errors == {"copy_1": "ValueError: no such layout"}
     assert [p.name for p in tmp_path.iterdir()] == ["copy_1.json"]
     assert '"error": "ValueError: no such layout"' in (tmp_path / "copy_1.json").read_text()
 
