@@ -41,9 +41,9 @@ DISTRIBUTIONS = (
 )
 SUFFIXES = (".ptx", ".cubin", ".sass", ".json")
 MAX_CHILDREN = 2
-SMALL_JOB, LARGE_JOB = 6, 16
+SMALL_JOB, LARGE_JOB = 6, 64
 """Variants a child compiles: importing the compiler takes about as long as compiling one."""
-JOB_TIMEOUT_S = 900.0
+JOB_TIMEOUT_S = 1800.0
 POLL_S = 0.2
 
 

@@ -5,7 +5,7 @@ Rows travel in samples, so they hold no host paths and no code, only opcodes. An
 be traced to a parameter has no role; it is counted, never dropped.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -29,11 +29,13 @@ __all__ = [
     "EXCHANGED",
     "PROGRAM_COLUMNS",
     "AccessFact",
+    "Flow",
     "Launch",
     "Parameter",
     "ProgramFact",
     "as_row",
     "read_facts",
+    "read_flow",
 ]
 
 TENSOR_CORE = (
@@ -65,6 +67,13 @@ class Parameter(NamedTuple):
 
     name: str
     role: str
+
+
+class Flow(NamedTuple):
+    """What a program's planted changes leave as it is."""
+
+    traced: Mapping[int, frozenset[Origin]]
+    repeated: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,25 +157,22 @@ def read_facts(
     launch: Launch,
     place: Callable[[SourceLine], str],
     numbers: frozenset[int] = frozenset(),
+    flow: Flow | None = None,
 ) -> tuple[ProgramFact, tuple[AccessFact, ...]]:
     """Everything the rules need of one program.
 
     `place` gives the repository path of a source line; `numbers` are ordinals of 8-byte parameters that are
-    no tensors.
+    no tensors; `flow` is what `read_flow` gave for the same arithmetic and branches.
     """
     matched = _match_parameters(program, parameters, numbers)
-    traced = trace_addresses(program)
+    traced, repeated = flow or read_flow(program)
     classed = {index: _classed(origins, matched or {}, numbers) for index, origins in traced.items()}
     exchanged = {
         index: any(p.role in EXCHANGED for p in found)
         for index, found in classed.items()
         if found is not None
     }
-    early, guarded, repeated = (
-        reached_without_wait(program),
-        guards(program, exchanged),
-        in_cycles(program),
-    )
+    early, guarded = reached_without_wait(program), guards(program, exchanged)
     accesses = tuple(
         _access_fact(
             program.instructions[index],
@@ -185,6 +191,11 @@ def read_facts(
         if found is not None
     )
     return _program_fact(program, subject, matched is not None, launch), accesses
+
+
+def read_flow(program: Program) -> Flow:
+    """What follows from a program's arithmetic of addresses and its branches alone."""
+    return Flow(trace_addresses(program), in_cycles(program))
 
 
 def as_row(fact: AccessFact | ProgramFact) -> tuple[Scalar, ...]:

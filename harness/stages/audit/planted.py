@@ -15,8 +15,17 @@ from typing import NamedTuple
 
 from harness.domain.errors import EvidenceError
 from harness.stages.audit.cubin import KernelResources
-from harness.stages.audit.facts import EXCHANGED, AccessFact, Launch, Parameter, ProgramFact, read_facts
-from harness.stages.audit.program import Order, Program, Slot
+from harness.stages.audit.facts import (
+    EXCHANGED,
+    AccessFact,
+    Flow,
+    Launch,
+    Parameter,
+    ProgramFact,
+    read_facts,
+    read_flow,
+)
+from harness.stages.audit.program import Instruction, Order, Program, Slot
 from harness.stages.audit.ptx import parse_ptx
 from harness.stages.audit.rules import access_findings, program_findings, unclassed
 from harness.stages.audit.sass import parse_sass
@@ -59,19 +68,28 @@ def verdict(planted: Planted) -> tuple[bool, str]:
 
 
 def mutants(
-    program: Program, parameters: tuple[Parameter, ...], launch: Launch, numbers: frozenset[int] = frozenset()
-) -> Iterable[tuple[str, ProgramFact, tuple[AccessFact, ...]]]:
-    """The real kernel with a fault planted in it: its waits taken out, its coherent loads made non-coherent,
-    and what it exchanges with others made weak.
+    program: Program,
+    parameters: tuple[Parameter, ...],
+    launch: Launch,
+    numbers: frozenset[int] = frozenset(),
+    flow: Flow | None = None,
+) -> Iterable[tuple[str, tuple[AccessFact, ...]]]:
+    """The real kernel with a fault planted in it, as the accesses read in it: its waits taken out, its
+    coherent loads made non-coherent, and what it exchanges with others made weak.
 
-    A mutation that leaves the kernel as it was is not given.
+    A mutation that leaves the kernel as it was is not given. None changes an address or a branch.
     """
+    flow = flow or read_flow(program)
+
+    def read(instructions: tuple[Instruction, ...]) -> tuple[AccessFact, ...]:
+        changed = replace(program, instructions=instructions)
+        return read_facts(changed, "mutant", parameters, launch, lambda _: "", numbers, flow)[1]
+
     if program.has_wait() and launch.is_dependent is not False:
-        bare = tuple(replace(i, is_wait=False) for i in program.instructions)
-        fact, accesses = read_facts(
-            replace(program, instructions=bare), "mutant", parameters, launch, lambda _: "", numbers
+        yield (
+            "wait_removed",
+            read(tuple(replace(i, is_wait=False) if i.is_wait else i for i in program.instructions)),
         )
-        yield "wait_removed", fact, accesses
     changed = tuple(
         replace(i, access=replace(i.access, is_non_coherent=True))
         if i.access is not None and i.access.kind.value == "load" and i.opcode.startswith(("ld.", "LDG"))
@@ -79,22 +97,19 @@ def mutants(
         for i in program.instructions
     )
     if changed != program.instructions:
-        fact, accesses = read_facts(
-            replace(program, instructions=changed), "mutant", parameters, launch, lambda _: "", numbers
-        )
+        accesses = read(changed)
         if any(a.is_non_coherent and a.roles not in ("", "weight") for a in accesses):
-            yield "loads_made_non_coherent", fact, accesses
+            yield "loads_made_non_coherent", accesses
     if any(p.role in EXCHANGED for p in parameters):
         weak = tuple(
             replace(
                 i, is_acquire_fence=False, access=replace(i.access, order=Order.WEAK) if i.access else None
             )
+            if i.access or i.is_acquire_fence
+            else i
             for i in program.instructions
         )
-        fact, accesses = read_facts(
-            replace(program, instructions=weak), "mutant", parameters, launch, lambda _: "", numbers
-        )
-        yield "exchange_made_weak", fact, accesses
+        yield "exchange_made_weak", read(weak)
 
 
 def _read(path: Path) -> Planted:

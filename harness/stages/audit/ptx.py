@@ -360,7 +360,7 @@ def _with_line(
     else:
         for register in instruction.writes:
             lines[register] = statement.line
-    return replace(instruction, line=line)
+    return instruction if line == statement.line else replace(instruction, line=line)
 
 
 def _successors(

@@ -30,6 +30,7 @@ from harness.stages.audit.facts import (
     ProgramFact,
     as_row,
     read_facts,
+    read_flow,
 )
 from harness.stages.audit.planted import mutants
 from harness.stages.audit.program import Level, Program, SourceLine
@@ -163,11 +164,12 @@ def _read(compiled: Compiled, variant: KernelVariant, place: Place) -> _Read:
     for subject, program in _subjects(programs):
         launch = launches.get(program.name, Launch())
         plain = numbers.get(program.name, frozenset())
-        fact, accesses = read_facts(program, subject, parameters, launch, shown, plain)
+        flow = read_flow(program)
+        fact, accesses = read_facts(program, subject, parameters, launch, shown, plain, flow)
         program_facts.append(fact)
         access_facts += accesses
-        for mutation, _, changed in mutants(program, parameters, launch, plain):
-            same = {as_row(a) for a in accesses}
+        same = {as_row(a) for a in accesses}
+        for mutation, changed in mutants(program, parameters, launch, plain, flow):
             broken = [
                 a for a in changed if (subject, *as_row(a)[1:]) not in same and a.roles not in ("", "weight")
             ]

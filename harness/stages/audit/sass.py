@@ -152,7 +152,8 @@ def _program(name: str, rows: list[str], kernel: KernelResources, doubtful: froz
     written: dict[str, SourceLine | None] = {}
     instructions, unresolved = [], []
     for index, row in enumerate(lines):
-        instruction = _instruction(row, words)
+        follows, is_known = _successors(row, index, lines, labels, convergence)
+        instruction = _instruction(row, words, follows)
         if row.line in doubtful:
             names = instruction.access.address if instruction.access else ()
             instruction = replace(
@@ -160,10 +161,9 @@ def _program(name: str, rows: list[str], kernel: KernelResources, doubtful: froz
             )
         else:
             written.update(dict.fromkeys(instruction.writes, row.line))
-        follows, is_known = _successors(row, index, lines, labels, convergence)
         if not is_known:
             unresolved.append(instruction.text)
-        instructions.append(replace(instruction, follows=follows))
+        instructions.append(instruction)
     return Program(name, Level.SASS, kernel.slots, tuple(instructions), unresolved=tuple(unresolved))
 
 
@@ -199,7 +199,7 @@ def _pointer_words(kernel: KernelResources) -> dict[int, frozenset[Origin]]:
     return words
 
 
-def _instruction(row: _Line, words: dict[int, frozenset[Origin]]) -> Instruction:
+def _instruction(row: _Line, words: dict[int, frozenset[Origin]], follows: tuple[int, ...]) -> Instruction:
     parts = row.opcode.split(".")
     operands = [o for o in (p.strip() for p in _split(row.operands)) if o]
     while operands and PREDICATE.match(operands[0]):
@@ -209,9 +209,8 @@ def _instruction(row: _Line, words: dict[int, frozenset[Origin]]) -> Instruction
     sources = operands[1:] if has_result else operands
     text = f"{row.opcode} {row.operands}".strip()
     if parts[0] in ("LDC", "ULDC", "LDCU"):
-        return Instruction(
-            text, row.opcode, row.line, row.guard, writes, (), _bank_seeds(writes, sources, words)
-        )
+        seeds = _bank_seeds(writes, sources, words)
+        return Instruction(text, row.opcode, row.line, row.guard, writes, (), seeds, follows=follows)
     reads = tuple(m[0] for o in sources for m in REGISTER.finditer(o))
     is_window = parts[0] in ("S2R", "S2UR") and any(o in SHARED_WINDOW for o in sources)
     seeds = tuple((w, ON_CHIP) for w in writes) if is_window else _operand_seeds(writes, sources, words)
@@ -230,6 +229,7 @@ def _instruction(row: _Line, words: dict[int, frozenset[Origin]]) -> Instruction
         is_acquire_fence=row.opcode == "CCTL.IVALL",
         is_block_barrier=parts[0] in ("BAR", "UCGABAR_WAIT") and "ARV" not in parts,
         access=_ordered(_access(parts, operands), parts),
+        follows=follows,
     )
 
 
