@@ -53,7 +53,7 @@ def run_command(
     """The document of `fasttrack ARGUMENTS --json`; raises `CommandEnded` where there is none."""
     call = "import sys; from harness.cli.main import entry; entry(sys.argv[1:])"
     argv = (sys.executable, "-P", "-c", call, *arguments, "--json")
-    box = confined(argv, scratch, Limits(), has_gpu=has_gpu, **tree_variables(tree), **(more or {}))
+    box = confined(argv, scratch, Limits(), tree_variables(tree) | dict(more or {}), has_gpu=has_gpu)
     document = scratch / ".document.json"
     words: list[str] = []
     with document.open("wb") as sink:
@@ -112,5 +112,8 @@ def _read_words(
         del words[:-50]
         found = COUNT.match(text)
         if found and on_progress is not None:
-            on_progress(int(found[1]), int(found[2]), text)
+            try:
+                on_progress(int(found[1]), int(found[2]), text)
+            except CommandEnded:  # cancelled: whoever waits for the child ends it
+                continue
     child.stderr.close()

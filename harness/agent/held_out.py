@@ -31,16 +31,16 @@ CHECK_S = 120.0
 
 
 class Bench:
-    """Where a candidate's checks run: one confined process over its tree, started again when it was lost. Use as
-    a context manager.
+    """Where a candidate's checks run: one confined process over its tree, started again when it was lost.
+
+    Use as a context manager.
     """
 
     def __init__(self, pack: str, policy: str, tree: Path, scratch: Path, *, has_gpu: bool) -> None:
         scratch.mkdir(parents=True, exist_ok=True)
         job = scratch / "sample.job.json"
         job.write_bytes(SampleJob(pack=pack, policy=policy).canonical())
-        variables = tree_variables(tree)
-        self._box = confined(sample_command(job), scratch, Limits(), has_gpu=has_gpu, **variables)
+        self._box = confined(sample_command(job), scratch, Limits(), tree_variables(tree), has_gpu=has_gpu)
         self._log = scratch / "samples.log"
         self._child: AskedChild | None = None
 

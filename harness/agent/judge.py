@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.agent.charge import blocks_for, charged_alpha
+from harness.agent.commands import CommandEnded
 from harness.agent.held_out import Bench, draw_checks, public_checks, run_checks, summed_up
 from harness.agent.race import Entrant, RaceResult, race
 from harness.agent.verdicts import Asked, VerdictDesk, is_admitted
@@ -28,7 +29,7 @@ from harness.domain.stage import PlanRequest
 from harness.evidence.journal import append_entry, load_journal
 from harness.tuning.desk import request_of
 
-__all__ = ["Judge", "Said", "Settings"]
+__all__ = ["Judge", "Progress", "Said", "Settings"]
 
 Progress = Callable[[int, int, str], None]
 STAGES = ("change", "tests", "held_out", "speed", "verdict")
@@ -51,7 +52,7 @@ class Settings:
     held_out: int = 3
     blocks: int = 12
     cell: str = ""
-    """Text that the label of the timed cell holds; empty: the first one planned."""
+    """Text that the label of the timed cell holds; empty: any."""
     is_verdict_asked: bool = True
     seed: int = 0
     """Of public checks."""
@@ -125,12 +126,12 @@ class Judge:
 
     @property
     def timed_check(self) -> Check:
-        """The check in whose cell versions race."""
+        """The check in whose cell versions race: of those that are wanted, the one with most rows."""
         text = self.settings.cell
         found = [c for c in self.checks if c.cell is not None and text in c.cell.label()]
         if not found:
             raise InputError(f"no cell of {self.op} holds {text!r}")
-        return found[0]
+        return max(found, key=lambda c: 0 if c.cell is None else c.cell.batch * (c.cell.drafts + 1))
 
     def change(self) -> Change:
         """The agent's files as they are now."""
@@ -159,9 +160,11 @@ class Judge:
             change: Change | None = None
             try:
                 change = self.change()
-                result = self._judged(change, on_progress or (lambda *_: None), cancelled)
+                result = self._judged(change, _told(on_progress, cancelled), cancelled)
             except InputError as error:
                 result = self._no("change", str(error), "mend the files of the workspace and submit again")
+            except CommandEnded as error:
+                result = self._no("tests", str(error), "submit again and wait for the result")
             finally:
                 self.busy_s += time.monotonic() - begun
             self._keep(said, change, result)
@@ -251,13 +254,23 @@ class Judge:
             source=random.Random(secrets.randbits(64)), has_gpu=self.has_gpu,
         )  # fmt: skip
 
-    def _ask(self, change: Change, on_progress: Progress, cancelled: threading.Event | None) -> Asked:
+    @property
+    def desk(self) -> VerdictDesk:
+        """Where candidates become commits; made when first asked for."""
         if self._desk is None:
             settings = self.settings
             self._desk = VerdictDesk(
                 settings.pack, settings.repo, settings.policy, self.start, self.folder, has_gpu=self.has_gpu
             )
-        return self._desk.ask(change.files, self.attempts, self.journal, on_progress, cancelled)
+        return self._desk
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an attempt is being judged."""
+        return self._lock.locked()
+
+    def _ask(self, change: Change, on_progress: Progress, cancelled: threading.Event | None) -> Asked:
+        return self.desk.ask(change.files, self.attempts, self.journal, on_progress, cancelled)
 
     def _no(self, stage: Any, words: str, step: str, **given: Any) -> AttemptResult:
         return AttemptResult(
@@ -276,3 +289,15 @@ class Judge:
             patch="" if change is None else change.patch[:200_000],
             predicted=said.predicted[:2000], result=result, next=said.next[:2000],
         )  # fmt: skip
+
+
+def _told(on_progress: Progress | None, cancelled: threading.Event | None) -> Progress:
+    """Progress that ends the attempt once it is cancelled."""
+
+    def tell(done: int, total: int, text: str) -> None:
+        if cancelled is not None and cancelled.is_set():
+            raise CommandEnded("the attempt was cancelled")
+        if on_progress is not None:
+            on_progress(done, total, text)
+
+    return tell

@@ -4,6 +4,7 @@ A clone of the repository holds what the loop began with and, on top, one commit
 Both commands run confined, over that clone's pack.
 """
 
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
@@ -12,12 +13,12 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from harness.agent.commands import CommandEnded, run_command
+from harness.agent.commands import CommandEnded, Ran, run_command
 from harness.domain.errors import InputError
 from harness.domain.pack import Pack
 from harness.domain.verdict import Answer, Verdict
 
-__all__ = ["Asked", "VerdictDesk"]
+__all__ = ["Asked", "VerdictDesk", "is_admitted"]
 
 VALIDATE_S, GATE_S = 3600.0, 600.0
 WHO = ("-c", "user.name=fasttrack", "-c", "user.email=fasttrack@localhost", "-c", "commit.gpgsign=false")
@@ -49,23 +50,13 @@ class VerdictDesk:
         cancelled: threading.Event | None = None,
     ) -> Asked:  # fmt: skip
         """Validate and gate these files; the journal travels in the bundle."""
-        _git(self.clone, "checkout", "--quiet", "--detach", self.base)
-        head = self._committed(files, f"Attempt {number}")
-        scratch = self._folder / f"verdict{number}"
-        scratch.mkdir(parents=True, exist_ok=True)
-        tree = self.clone / PurePosixPath(self._pack.repository_prefix).parent
+        scratch = self._scratch(f"verdict{number}")
         bundle = scratch / "bundle"
-        chosen = ("--policy", self._policy)
+        asked = ("--journal", str(journal), "--out", str(bundle))
+        gate = ("gate", str(bundle), "--policy", self._policy)
         try:
-            ran = run_command(
-                ("validate", "--pack", self._pack.name, "--repo", str(self.clone), "--base", self.base,
-                 "--head", head, *chosen, "--journal", str(journal), "--out", str(bundle)),
-                tree, scratch, limit_s=VALIDATE_S, has_gpu=self._has_gpu, on_progress=on_progress,
-                cancelled=cancelled,
-            )  # fmt: skip
-            gated = run_command(
-                ("gate", str(bundle), *chosen), tree, scratch, limit_s=GATE_S, cancelled=cancelled
-            )
+            ran = self._run("validate", files, f"Attempt {number}", asked, scratch, on_progress, cancelled)
+            gated = run_command(gate, self._tree, scratch, limit_s=GATE_S, cancelled=cancelled)
             verdict = Verdict.model_validate(gated.document)
         except (CommandEnded, ValidationError) as error:
             return Asked(None, f"no verdict: {error}"[:3000], None)
@@ -73,6 +64,44 @@ class VerdictDesk:
         bad = [o for o in ran.document["outcomes"] if o["status"] not in ("PASS", "SKIPPED")]
         said = f"{bad[0]['check']} {bad[0]['status']}: {bad[0]['summary']}" if bad else said
         return Asked(verdict, f"{verdict.answer.value.replace('_', ' ')}: {said}"[:1500], bundle)
+
+    def run_stage(
+        self, files: Mapping[str, str], stage: str, tier: str, only: tuple[str, ...],
+        on_progress: Progress | None = None, cancelled: threading.Event | None = None,
+    ) -> Ran:  # fmt: skip
+        """One stage over these files, as `fasttrack run STAGE --json` gives it."""
+        scratch = self._scratch(stage)
+        words = tuple(word for name in only for word in ("--only", name))
+        asked = ("--tier", tier, *words, "--out", str(scratch / "run"))
+        return self._run(f"run {stage}", files, f"For {stage}", asked, scratch, on_progress, cancelled)
+
+    @property
+    def _tree(self) -> Path:
+        return self.clone / PurePosixPath(self._pack.repository_prefix).parent
+
+    def _scratch(self, name: str) -> Path:
+        """An empty folder for one command."""
+        scratch = self._folder / name
+        if scratch.exists():
+            shutil.rmtree(scratch)
+        scratch.mkdir(parents=True)
+        return scratch
+
+    def _run(
+        self, command: str, files: Mapping[str, str], subject: str, asked: tuple[str, ...], scratch: Path,
+        on_progress: Progress | None, cancelled: threading.Event | None,
+    ) -> Ran:  # fmt: skip
+        """A command over a commit of these files."""
+        _git(self.clone, "checkout", "--quiet", "--detach", self.base)
+        head = self._committed(files, subject)
+        arguments = (
+            *command.split(), "--pack", self._pack.name, "--repo", str(self.clone), "--base", self.base,
+            "--head", head, "--policy", self._policy, *asked,
+        )  # fmt: skip
+        return run_command(
+            arguments, self._tree, scratch, limit_s=VALIDATE_S, has_gpu=self._has_gpu,
+            on_progress=on_progress, cancelled=cancelled,
+        )  # fmt: skip
 
     def _committed(self, files: Mapping[str, str], subject: str) -> str:
         """The commit of these files on what is checked out; HEAD where nothing differs."""

@@ -138,6 +138,24 @@ def _tune() -> Any:
     return typer.main.get_command(app)
 
 
+def _mcp() -> Any:
+    from harness.cli.mcp import app
+
+    return typer.main.get_command(app)
+
+
+def _optimize() -> Any:
+    from harness.cli.optimize import app
+
+    return typer.main.get_command(app)
+
+
+def _journal() -> Any:
+    from harness.cli.journal import app
+
+    return typer.main.get_command(app)
+
+
 COMMANDS: dict[str, tuple[str, Callable[[], Any]]] = {
     "validate": ("Run every check of the policy that this machine can run; write a bundle.", _validate),
     "plan": ("Show what would run, what cannot run here and why, and how long it takes.", _plan),
@@ -158,6 +176,9 @@ COMMANDS: dict[str, tuple[str, Callable[[], Any]]] = {
     "publish": ("Put the verdict on a pull request: a comment and a check run.", _publish),
     "history": ("Ask questions of many bundles: trends, regressions, flaky checks.", _history),
     "tune": ("Search an op's declared choices under its tests; write the tuned table.", _tune),
+    "mcp": ("Serve the judge to coding agents over MCP.", _mcp),
+    "optimize": ("Run an agent against the judge within budgets; leave the best that was proved.", _optimize),
+    "journal": ("Show or export what an agent tried.", _journal),
     "recipe": ("Print server, benchmark and eval commands of a cell.", _recipe),
 }
 

@@ -13,7 +13,7 @@ from harness.domain.check import Status
 from harness.domain.record import Digest, Positive, Record, Whole
 from harness.domain.tuning import Comparison
 
-__all__ = ["FIRST", "AttemptResult", "CheckRow", "HeldOut", "JournalEntry", "LoopResult"]
+__all__ = ["FIRST", "AttemptResult", "CheckRow", "HeldOut", "JournalEntry", "LoopEnding", "LoopResult"]
 
 FIRST = "0" * 64
 """What the first entry carries in place of an earlier one's digest."""
@@ -84,14 +84,17 @@ class JournalEntry(Record):
         return self
 
 
+LoopEnding = Literal[
+    "verdict", "attempts", "time", "gpu_time", "plateau", "agent_ended", "agent_failed", "tampered"
+]
+
+
 class LoopResult(Record):
     """How a loop ended, and the best that it proved."""
 
     schema_version: Literal[1] = 1
     op: str
-    ended: Literal[
-        "verdict", "attempts", "time", "gpu_time", "plateau", "agent_ended", "agent_failed", "tampered"
-    ]
+    ended: LoopEnding
     words: str
     attempts: Whole
     accepted: Whole

@@ -1,0 +1,57 @@
+"""A repository whose `projection` is deliberately slow, a policy for one op, and candidates that cheat."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+OP = "projection"
+FILE = f"kernels/k3_decode/cpu/{OP}.py"
+SOUND = (ROOT / FILE).read_text(encoding="utf-8")
+QUICK = "        out.copy_(torch.mm(x.float(), weight.float().T))\n"
+SLOW = """        for row in range(x.shape[0]):
+            out[row] = (weight.double() * x[row].double()).sum(1).to(out.dtype)
+"""
+POLICY = """name: loop
+summary: Isolation, and the tests of one op.
+zone_map: fasttrack
+outside_pack_families: [reach, hygiene]
+allowed_zones: [model_code]
+proofs:
+  - stage: isolation
+    tier: smoke
+  - stage: kernels
+    tier: smoke
+    subjects: [projection]
+"""
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "peers", "in_vllm", "*.safetensors", "*.jsonl", "*.svg")
+
+
+def slow_repository(folder: Path) -> Path:
+    """One commit: the pack as it is here, but for a slow projection."""
+    shutil.copytree(ROOT / "kernels/k3_decode", folder / "kernels/k3_decode", ignore=LEFT_OUT)
+    assert QUICK in SOUND
+    (folder / FILE).write_text(SOUND.replace(QUICK, SLOW), encoding="utf-8")
+    for words in (
+        ("init", "-q", "-b", "main"), ("add", "."),
+        ("-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-q", "-m", "A slow projection"),
+    ):  # fmt: skip
+        subprocess.run(("git", *words), cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+def policy_file(folder: Path) -> Path:
+    """The loop's policy beside the zones and rules of this repository."""
+    shutil.copytree(ROOT / "policies", folder)
+    (folder / "loop.yaml").write_text(POLICY, encoding="utf-8")
+    return folder / "loop.yaml"
+
+
+def cheating(name: str) -> str:
+    """The op's file with one of `tests/faults/cheats` around it, as an agent would hand it in."""
+    source = (ROOT / "tests/faults/cheats" / f"{name}.py").read_text(encoding="utf-8")
+    body = source[: source.index("\nFAULT = ")]
+    body = re.sub(r"^from tests\..*\n", "", body, flags=re.MULTILINE)
+    sound = SOUND.replace(f"def {OP}(", "def _sound(")
+    return f"{sound}\n\n{body}\n\ndef {OP}(**args):\n    fault(_sound, **args)\n"
