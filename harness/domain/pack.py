@@ -92,6 +92,9 @@ class KernelVariant(Record):
     is_smoke: bool
     max_cluster: Whole = 1
     expected: tuple[tuple[str, Whole], ...] = ()
+    sizes: tuple[tuple[str, str], ...] = ()
+    """What bounds each size that its grids depend on (`x.0`: size 0 of parameter x; `a7`: argument 7, a
+    number): `tokens` or `requests` of the claim, or a range such as `6..96`."""
 
 
 class KernelUse(Record):
@@ -391,7 +394,10 @@ class Pack(Protocol):
         """Layers of one rank of the claimed model; raises `ValueError` for what it cannot build."""
 
     def layer_kinds(self) -> tuple[str, ...]:
-        """What `LayerRequest.kind` may be; empty where the pack has no layer benchmark."""
+        """Kinds of layers; empty where the pack has no layer benchmark."""
+
+    def timed_kinds(self) -> tuple[str, ...]:
+        """What `LayerRequest.kind` may be: kinds of layers, and single ops timed in a layer's place."""
 
     def launch_index(self, op: str) -> int:
         """Place of an op in the launch counters."""

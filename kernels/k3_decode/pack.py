@@ -36,6 +36,11 @@ RECORDS = (".md", ".svg", ".jsonl")
 """Suffixes of files that nothing runs by."""
 LAYER_KINDS = ("kda_moe", "mla_moe")
 """What the layer benchmark times: an attention and the MoE behind it."""
+OP_KINDS = (
+    "op.attn_res", "op.kda_in", "op.kda_step", "op.mla_in", "op.mla_query", "op.mla_attend", "op.mla_value",
+    "op.attention_out", "op.moe_front", "op.router", "op.experts", "op.situ_mlp", "op.latent_tail", "op.head",
+)  # fmt: skip
+"""Single ops that are timed beside their peers (`peers/op_arms.py`)."""
 MRCR_LENGTHS = (256, 512)
 MRCR_LENGTHS_FULL = (256, 512, 1024, 2048, 4096, 8192)
 CHAIN_TOKENS = (500,)
@@ -129,11 +134,22 @@ class K3DecodePack:
         """KDA and MLA layers, each with its MoE."""
         return LAYER_KINDS
 
+    def timed_kinds(self) -> tuple[str, ...]:
+        """The layers, and single ops beside their peers."""
+        return (*LAYER_KINDS, *OP_KINDS)
+
     def open_layers(self, request: door.LayerRequest) -> door.LayerSlice:
         """Layers of one rank beside stock's; needs a GPU and the packed peers."""
         from k3_decode.peers.layer_arms import Case
         from k3_decode.peers.layer_slice import KINDS, open_slice
 
+        if request.kind in OP_KINDS:
+            from k3_decode.peers.op_slice import open_op
+
+            family = "mla" if request.kind.startswith("op.mla") else "kda"
+            case = Case(family, request.tp, request.batch, request.context)
+            found = open_op(request.kind, case, request.layers, request.seed, Path(request.cache))
+            return cast("door.LayerSlice", found)
         kind = KINDS.get(request.kind, request.kind)
         case = Case(kind, request.tp, request.batch, request.context if kind == "mla" else 0)
         layout = cast("Literal['whole', 'sharded']", request.layout)

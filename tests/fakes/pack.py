@@ -351,6 +351,9 @@ class FakePack:
     def layer_kinds(self) -> tuple[str, ...]:
         return ()
 
+    def timed_kinds(self) -> tuple[str, ...]:
+        return self.layer_kinds()
+
     def open_layers(self, request: LayerRequest) -> LayerSlice:
         raise ValueError(f"the fake pack has no layers of kind {request.kind}")
 

@@ -1,4 +1,4 @@
-"""Whole layers of one rank: which are timed, how, and what the times and errors amount to.
+"""Whole layers of one rank, or its single ops: how they are timed, and what times and errors amount to.
 
 A pack offers the layers (`domain.pack.LayerSlice`); this module orders the arms, plants the slow-down and
 judges. The best of stock's ways is found first and is what the optimised arm is compared with. Tables beside
@@ -19,8 +19,6 @@ from harness.measure.interleaved import time_arms
 
 __all__ = ["chosen_stock", "layer_figures", "layer_objection", "sample_layers"]
 
-LAYERS = 8
-"""2 GB each at TP8: more than enough to leave L2; 16 give the same times (measured)."""
 TRIALS = 5
 """Samples of each of stock's ways before one of them is chosen."""
 
@@ -131,7 +129,7 @@ def _request(check: Check, cache: str) -> LayerRequest:
         tp=cell.tp,
         batch=cell.batch,
         context=cell.context,
-        layers=LAYERS,
+        layers=int(check.parameter("layers") or 1),
         seed=int(check.parameter("seed") or 0),
         cache=cache,
     )

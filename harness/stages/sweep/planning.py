@@ -60,8 +60,13 @@ class Sweep(Record):
     level: Literal["step", "layer"]
     phase: Literal["decode"]
     kinds: tuple[str, ...] = ()
-    """Of layers; a pack that does not offer one is not asked for it."""
+    """Of layers, or single ops in their place; a pack that does not offer one is not asked for it."""
     layouts: tuple[str, ...] = ()
+    layers: int = Field(default=8, ge=1)
+    """Layers of a pass: 2 GB each at TP8, so 8 leave L2, and 16 give the same times (measured).
+
+    Of single ops, sets of weights.
+    """
     smoke: Grid
     full: Grid
 
@@ -145,7 +150,7 @@ def _layer_checks(request: PlanRequest, sweep: Sweep) -> Iterator[Check]:
     arch, envelope = request.machine.arch, request.claim.envelope
     if arch == "cpu" or envelope.level(arch) != "dispatched":
         return
-    offered = [kind for kind in sweep.kinds if kind in request.pack.layer_kinds()]
+    offered = [kind for kind in sweep.kinds if kind in request.pack.timed_kinds()]
     for kind, layout in product(offered, sweep.layouts):
         for cell in sweep_cells(sweep, envelope, arch, request.is_full):
             if kind.startswith("kda") and cell.context != min(sweep.full.context):
@@ -160,6 +165,7 @@ def _layer_checks(request: PlanRequest, sweep: Sweep) -> Iterator[Check]:
                 parameters=(
                     ("kind", kind),
                     ("layout", layout),
+                    ("layers", sweep.layers),
                     ("seed", request.seed),
                     (
                         "promise",

@@ -26,7 +26,17 @@ from k3_decode.peers.layer_oracle import row_errors, truth_before_experts
 from k3_decode.peers.timing import capture, kernels_of
 from k3_decode.rank_weights import LayerWeights
 
-__all__ = ["ABSENT", "KINDS", "Counts", "LayerSlice", "TokenError", "load_weights", "open_slice", "sharing"]
+__all__ = [
+    "ABSENT",
+    "KINDS",
+    "Counts",
+    "LayerSlice",
+    "TokenError",
+    "load_weights",
+    "open_slice",
+    "read_rate",
+    "sharing",
+]
 
 KINDS = {"kda_moe": "kda", "mla_moe": "mla"}
 ABSENT = (
@@ -227,7 +237,7 @@ class LayerSlice:
 
     def read_gb_per_s(self) -> float:
         """An xor-reduce over 8 GB, several launch shapes; the best is the ceiling."""
-        return _read_rate()
+        return read_rate()
 
     def absent_exchanges(self) -> tuple[str, ...]:
         """Between ranks: what neither arm waits for."""
@@ -332,7 +342,8 @@ def _humming(tp: int) -> Any:
 
 
 @lru_cache(maxsize=1)
-def _read_rate() -> float:
-    from k3_decode.peers.bench_stock import read_rate
+def read_rate() -> float:
+    """GB/s of an xor-reduce over 8 GB, once a process."""
+    from k3_decode.peers.bench_stock import read_rate as measured
 
-    return float(read_rate(READ_BYTES))
+    return float(measured(READ_BYTES))
