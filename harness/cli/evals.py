@@ -26,6 +26,13 @@ Data = Annotated[
         "words, a Parquet or JSON-lines file, or a folder with the hub's files. Of drift: a file of text.",
     ),
 ]
+EngineName = Annotated[str, typer.Option("--engine", help="in-process, or vllm: servers of --server.")]
+ServerFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--server", help="Settings of both servers (harness/engines/README.md); with --engine vllm."
+    ),
+]
 Tasks = Annotated[
     list[str] | None,
     typer.Option("--task", help="Run this eval whether the policy asks for it or not; may be repeated."),
@@ -60,6 +67,8 @@ def run(
     data: Data = None,
     out: Out = Path("out/evals"),
     resume: Resume = False,
+    engine: EngineName = "in-process",
+    server: ServerFile = None,
     json: JsonOutput = False,
 ) -> None:
     """Run evals, stock and optimised on the same items, into a bundle.
@@ -71,6 +80,8 @@ def run(
     from harness.evidence.run_folder import open_run
 
     chosen = replace(selection, stages=("evals",), only=tuple(name or selection.only))
+    if engine != "in-process" or server is not None:
+        task = _served_tasks(task or [], engine, server, data)
     if not task and data is None:
         raise typer.Exit(validate_selection(chosen, out, RunOptions(resume, True, json)))
     plan = _asked_plan(chosen, _subjects(task or [], data), out if resume else None)
@@ -121,6 +132,28 @@ def _other_rows(first: Path, second: Path) -> list[str]:
     ]
 
 
+def _served_tasks(tasks: list[str], engine: str, server: Path | None, data: str | None) -> list[str]:
+    """The tasks as they are asked of servers; tells the sampler where the servers' settings lie. Raises
+    `InputError` for what servers cannot be asked.
+    """
+    from harness.domain.errors import InputError
+    from harness.engines.served import FILE_VARIABLE, load_settings
+    from harness.stages.evals.features import FEATURES
+    from harness.stages.evals.planning import OFFICIAL
+
+    if engine != "vllm" or server is None:
+        raise InputError("servers are asked with `--engine vllm --server FILE`, both together")
+    load_settings(server)
+    os.environ[FILE_VARIABLE] = str(server.resolve())
+    known = (*OFFICIAL, *FEATURES, "features")
+    if not tasks or (wrong := [task for task in tasks if task not in known]):
+        what = f"--task {wrong[0]}" if tasks else "no --task"
+        raise InputError(f"{what}: of servers can be asked {', '.join(known)}; name one or more with --task")
+    if any(task in OFFICIAL for task in tasks) and data in (None, "fixture"):
+        raise InputError("official tasks of servers need rows: --data hub, or --data FILE")
+    return [task if task in OFFICIAL and data == "hub" else f"{task}_served" for task in tasks]
+
+
 def _subjects(tasks: list[str], data: str | None) -> tuple[str, ...]:
     """Subjects that the planner knows, for tasks over these rows; tells the sampler where the rows lie."""
     from harness.domain.errors import InputError
@@ -128,6 +161,10 @@ def _subjects(tasks: list[str], data: str | None) -> tuple[str, ...]:
     from harness.stages.evals.planning import OFFICIAL
 
     readers = (*OFFICIAL, "drift") if data not in (None, "hub", "fixture") else tuple(OFFICIAL)
+    served = tuple(f"{task}_served" for task in OFFICIAL)
+    if data is not None and any(task in served for task in tasks) and Path(data).is_file():
+        os.environ[FOLDER_VARIABLE] = str(Path(data).resolve())
+        return tuple(tasks)
     if data is not None and not any(task in readers for task in tasks):
         known = ", ".join(readers)
         raise InputError(f"--data {data} says what {known} read; name one of them with --task")

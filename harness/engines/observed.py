@@ -34,12 +34,17 @@ class StepBook:
         self._read()
         return bool(self._header.get("is_on"))
 
-    def totals(self, observed: Sequence[Fact] = ()) -> dict[StepTotal, int]:
-        """Tokens by kind of step."""
+    def mark(self) -> int:
+        """Steps so far."""
+        self._read()
+        return len(self._steps)
+
+    def totals(self, observed: Sequence[Fact] = (), since: int = 0) -> dict[StepTotal, int]:
+        """Tokens by kind of step, since a mark."""
         self._read()
         chosen = self._chosen(observed)
         total: dict[StepTotal, int] = {}
-        for step in self._steps:
+        for step in self._steps[since:]:
             path, reason = (str(step["path"]), str(step["reason"])) if chosen is None else chosen
             kind = StepTotal(str(step["phase"]), path, reason, int(step["requests"]))
             total[kind] = total.get(kind, 0) + int(step["tokens"])

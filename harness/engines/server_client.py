@@ -9,7 +9,7 @@ import http.client
 import json
 import math
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -53,6 +53,8 @@ class Client:
     key: str = ""
     limit_s: float = 900.0
     top_logprobs: int = 5
+    salt: str = ""
+    """Prefixes are shared among requests of one salt only."""
 
     def get(self, path: str, limit_s: float = 10.0) -> str:
         """Body of a GET; raises `HttpError` or `ServiceError`."""
@@ -81,6 +83,23 @@ class Client:
         except (KeyError, IndexError, TypeError, ValueError) as error:
             return _failed(ask, "transport", f"the answer has not the form of an answer: {error!r}")
 
+    def tokens_of(self, text: str) -> tuple[int, ...]:
+        """A text in the server's tokens; raises `ServiceError`."""
+        said = self.post("/tokenize", {"model": self.model, "prompt": text, "add_special_tokens": False})
+        return tuple(int(token) for token in said["tokens"])
+
+    def stated(self, prompt: Sequence[int], answer: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:
+        """For each token of an answer that some server gave: the likeliest tokens there by this one, and
+        their log-probabilities, the given one among them. Raises `ServiceError`.
+        """
+        body = {
+            "model": self.model, "prompt": [*prompt, *answer], "max_tokens": 1, "temperature": 0,
+            "prompt_logprobs": self.top_logprobs,
+        }  # fmt: skip
+        rows = self.post("/v1/completions", body)["choices"][0]["prompt_logprobs"][len(prompt) :]
+        told = ({int(token): float(fields["logprob"]) for token, fields in row.items()} for row in rows)
+        return [tuple(sorted(row.items(), key=lambda pair: (-pair[1], pair[0]))) for row in told]
+
     def _body(self, ask: Ask, is_chat: bool) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self.model, "max_tokens": ask.max_tokens, "temperature": float(ask.temperature),
@@ -92,6 +111,8 @@ class Client:
         else:
             body["prompt"] = list(ask.tokens) if ask.tokens else ask.text
             body["logprobs"] = self.top_logprobs
+        if self.salt:
+            body["cache_salt"] = self.salt
         if ask.stop:
             body["stop"] = list(ask.stop)
         if ask.answer_schema:

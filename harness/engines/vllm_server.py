@@ -1,10 +1,10 @@
 """vLLM behind a URL as an `Engine`: started by us one arm after another, or two servers that run already.
 
-Every arm begins cold: a server of ours is new, a foreign one is asked to drop its prefix cache, and what it
-had counted before is known. What was asked of a server stands in `description`: command line, version, what
-it says of itself, and its metrics before and after. An arm other than stock that does not come up, or dies,
-is an arm whose every answer is missing: that is a fault of the candidate, and its words travel along. A stock
-server that does not come up is nobody's fault but the machine's or ours, and raises `ServiceError`.
+Every arm begins cold: its requests carry a salt of their own, under which nothing is cached, and what a
+server had counted before is known. What was asked of a server stands in `description`: command line, version,
+what it says of itself, and its metrics before and after. An arm other than stock that does not come up, or
+dies, is an arm whose every answer is missing: that is a fault of the candidate, and its words travel along. A
+stock server that does not come up is nobody's fault but the machine's or ours, and raises `ServiceError`.
 """
 
 import json
@@ -12,8 +12,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from math import exp
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.domain.errors import FasttrackError, InputError, ServiceError
 from harness.engines.metrics import RUNNING, acceptance_length, counted, parse_metrics
@@ -23,23 +26,32 @@ from harness.engines.served import ServerSettings
 from harness.engines.server_client import Client, HttpError
 from harness.engines.server_process import HOST, ServerProcess, free_port
 from harness.engines.serving import Ask, Reply, StepTotal
+from harness.measure.goodness import Draw
 
-__all__ = ["ServerArm", "VllmServer"]
+__all__ = ["ServerArm", "VllmServer", "draw_among"]
 
 PROBE = "The quick brown fox: 0123456789, \u00e9\u4e2d\U0001f600."
 """Text whose tokens tell tokenizers apart."""
 POLL_S = 0.05
+DEATH_S = 2.0
+DETAIL = 1000
+"""Characters of a failure that a reply carries."""
 Fact = tuple[str, str]
 
 
 class VllmServer:
-    """See `serving.Engine`. `folder` takes logs, `<arm>.log`, and the observer's ledgers."""
+    """See `serving.Engine`. Server logs go to `logs`, the observer and its notes to `scratch`.
+
+    A server of ours stays up until another arm is opened, or `close`: whoever opens an arm again gets it
+    with a salt of its own, under which no prefix is cached.
+    """
 
     name = "vllm"
 
-    def __init__(self, settings: ServerSettings, folder: Path) -> None:
-        self._settings, self._folder = settings, folder
+    def __init__(self, settings: ServerSettings, logs: Path, scratch: Path) -> None:
+        self._settings, self._logs, self._scratch = settings, logs, scratch
         self._facts: dict[str, list[Fact]] = {}
+        self._up: tuple[str, _Up, ExitStack] | None = None
         self._opened = 0
 
     @property
@@ -56,84 +68,108 @@ class VllmServer:
     def open(self, arm: str) -> Iterator["ServerArm"]:
         """The arm, ready; see the module for one that does not come up."""
         self._opened += 1
-        facts = self._facts.setdefault(arm, [])
-        facts.clear()
-        begun = time.monotonic()
-        with ExitStack() as stack:
-            try:
-                opened = self._up(arm, stack)
-            except ServiceError as error:
-                facts.append(("failure", str(error)))
-                if arm == "stock":
-                    raise
-                yield ServerArm(None, None, None, str(error), self._settings.observed, arm)
-                return
-            facts.append(("ready_s", f"{time.monotonic() - begun:.1f}"))
-            try:
-                yield opened
-            finally:
-                facts += opened.closing_facts(self._settings)
+        try:
+            up = self._ready(arm)
+        except ServiceError as error:
+            self._facts.setdefault(arm, []).append(("failure", str(error)))
+            if arm == "stock":
+                raise
+            yield ServerArm(None, self._settings, str(error))
+            return
+        opened = ServerArm(up, self._settings, "", f"{arm}-{self._opened}-{time.time_ns()}")
+        try:
+            yield opened
+        finally:
+            self._facts[arm] += opened.closing_facts()
+
+    def close(self) -> None:
+        """End what runs."""
+        if self._up is not None:
+            _, _, stack = self._up
+            self._up = None
+            stack.close()
 
     def description(self, arm: str) -> tuple[Fact, ...]:
         """Settings of the arm, and what was learned of it while it was open."""
         settings = self._settings
         own = settings.arm(arm)
         command = settings.command(arm, HOST, settings.port) if settings.is_started else (own.url,)
+        variables = (*settings.environment, *own.environment)
         known = {
-            "command": _without_folders(" ".join(command)),
-            "environment": " ".join(f"{k}={v}" for k, v in (*settings.environment, *own.environment))
-            or "as ours",
-            "switch": _without_folders(settings.switch()),
+            "command": " ".join(command),
+            "environment": " ".join(f"{k}={v}" for k, v in variables) or "as ours",
+            "switch": settings.switch(),
             **({"acceptance": settings.acceptance.label} if settings.acceptance else {}),
             **dict(self._facts.get(arm, ())),
         }
         return tuple(sorted((name, _without_folders(value)) for name, value in known.items()))
 
-    def _up(self, arm: str, stack: ExitStack) -> "ServerArm":
+    def _ready(self, arm: str) -> "_Up":
+        """The server of an arm, up; one of ours that is another arm's ends first."""
+        if self._up is not None and self._up[0] == arm and self._up[1].is_alive():
+            return self._up[1]
+        if self._settings.is_started:
+            self.close()
+        stack = ExitStack()
+        try:
+            up = self._start(arm, stack)
+        except BaseException:
+            stack.close()
+            raise
+        if self._settings.is_started:
+            self._up = (arm, up, stack)
+        return up
+
+    def _start(self, arm: str, stack: ExitStack) -> "_Up":
         settings, own = self._settings, self._settings.arm(arm)
+        self._facts[arm] = facts = []
         process, book = None, None
+        begun = time.monotonic()
         if settings.is_started:
             port = settings.port or free_port()
-            home = self._folder / f"{self._opened}-{arm}"
+            home = self._scratch / f"{self._opened}-{arm}"
             book = StepBook(home / "steps.jsonl")
             environment = {**dict(settings.environment), **dict(own.environment)}
             environment |= observer_environment(home, book.path, environment)
+            log = self._logs / f"server-{self._opened}-{arm}.log"
             process = stack.enter_context(
-                ServerProcess(settings.command(arm, HOST, port), environment, home / "server.log", port)
+                ServerProcess(settings.command(arm, HOST, port), environment, log, port)
             )
-            url = f"http://{HOST}:{port}"
-        else:
-            url = own.url
-        client = Client(
-            url, settings.served_name, _key(settings), float(settings.answer_limit_s), settings.top_logprobs
-        )
+        url = own.url or f"http://{HOST}:{port}"
+        limit, top = float(settings.answer_limit_s), settings.top_logprobs
+        client = Client(url, settings.served_name, _key(settings), limit, top)
         if process is not None:
             process.wait_until(lambda: _is_healthy(client), float(settings.start_limit_s))
-        self._facts[arm] += identity(client, settings)
-        before = read_metrics(client)
+            facts.append(("ready_s", f"{time.monotonic() - begun:.1f}"))
+        facts += identity(client, settings)
         if process is None:
-            _drop_prefixes(client, before)
-            before = read_metrics(client)
-        self._facts[arm].append(("metrics_before", _told(before)))
-        return ServerArm(client, process, book, "", settings.observed, arm, before)
+            _drop_prefixes(client, read_metrics(client))
+        facts.append(("metrics_before", _told(read_metrics(client))))
+        return _Up(client, process, book)
+
+
+class _Up(NamedTuple):
+    """A server that answers."""
+
+    client: Client
+    process: ServerProcess | None
+    book: StepBook | None
+
+    def is_alive(self) -> bool:
+        """Whether it can be asked on."""
+        return self.process is None or self.process.exit_code() is None
 
 
 class ServerArm:
-    """See `serving.ArmServer`."""
+    """See `serving.ArmServer`. Without a server it is an arm that failed to come up."""
 
-    def __init__(
-        self,
-        client: Client | None,
-        process: ServerProcess | None,
-        book: StepBook | None,
-        failure: str,
-        observed: Sequence[Fact],
-        arm: str,
-        before: Mapping[str, float] | None = None,
-    ) -> None:
-        self._client, self._process, self._book, self._failure = client, process, book, failure
-        self._before, self._last = before or {}, before or {}
-        self._observed, self._arm = tuple(observed), arm
+    def __init__(self, up: "_Up | None", settings: ServerSettings, failure: str, salt: str = "") -> None:
+        self._settings, self._failure = settings, failure
+        self._client = None if up is None else replace(up.client, salt=salt)
+        self._process, self._book = (None, None) if up is None else (up.process, up.book)
+        self._before = {} if self._client is None else read_metrics(self._client)
+        self._last: Mapping[str, float] = self._before
+        self._mark = 0 if self._book is None else self._book.mark()
         self._reached: dict[StepTotal, int] = {}
 
     def answer(self, asks: Sequence[Ask]) -> tuple[Reply, ...]:
@@ -152,38 +188,53 @@ class ServerArm:
             watcher.join()
         replies = [answer.reply for answer in answers]
         if self._book is not None and self._book.is_observed():
-            replies = [
-                self._book.with_steps(reply, answer.request)
-                for reply, answer in zip(replies, answers, strict=True)
-            ]
+            pairs = zip(replies, answers, strict=True)
+            replies = [self._book.with_steps(reply, answer.request) for reply, answer in pairs]
         else:
             kind = StepTotal("decode", "stock", "not_observed", max(1, most[0]))
             self._reached[kind] = self._reached.get(kind, 0) + sum(len(reply.tokens) for reply in replies)
-        if self._process is not None and self._process.exit_code() is not None:
+        if self._process is not None and self._has_died(replies):
             self._failure = f"the server died in mid-run: {self._process.why_it_ended()}"
-            replies = [
-                reply.model_copy(update={"detail": self._failure}) if reply.finish == "transport" else reply
-                for reply in replies
-            ]
+            told = {"detail": self._failure[:DETAIL]}
+            replies = [r.model_copy(update=told) if r.finish == "transport" else r for r in replies]
         return tuple(replies)
 
     def ledger(self) -> dict[StepTotal, int]:
         """What the observer in the server wrote down; without one, requests at once by `/metrics`."""
         if self._book is not None and self._book.is_observed():
-            return self._book.totals(self._observed)
+            return self._book.totals(self._settings.observed, self._mark)
         return dict(self._reached)
 
     def counters(self) -> dict[str, int]:
         """From `/metrics`."""
-        if self._client is None or self._failure:
-            return counted(self._last, self._before)
-        try:
-            self._last = read_metrics(self._client)
-        except ServiceError:
-            return counted(self._last, self._before)
+        if self._client is not None and not self._failure:
+            with suppress(ServiceError):  # it may have died since; what it counted before stands
+                self._last = read_metrics(self._client)
         return counted(self._last, self._before)
 
-    def closing_facts(self, settings: ServerSettings) -> list[Fact]:
+    def tokens_of(self, text: str) -> tuple[int, ...]:
+        """A text in the server's tokens; raises `ServiceError`."""
+        return self._living().tokens_of(text)
+
+    def max_context(self) -> int:
+        """Most tokens of a request; raises `ServiceError`."""
+        models = json.loads(self._living().get("/v1/models"))["data"]
+        return min(int(model["max_model_len"]) for model in models)
+
+    def stated(self, asks: Sequence[Ask], replies: Sequence[Reply]) -> list[list[Draw | None]]:
+        """Where tokens that some arm drew at temperature 1 lie among this one's likeliest; all others are
+        one. Prompts are tokens.
+        """
+        client = self._living()
+        return [
+            [
+                draw_among(token, told)
+                for token, told in zip(reply.tokens, client.stated(ask.tokens, reply.tokens), strict=True)
+            ]
+            for ask, reply in zip(asks, replies, strict=True)
+        ]
+
+    def closing_facts(self) -> list[Fact]:
         """What is to be said of the arm when it closes."""
         counters = self.counters()
         facts = [("metrics_after", _told(self._last))]
@@ -193,9 +244,33 @@ class ServerArm:
             facts += self._book.facts()
         length = acceptance_length(counters)
         if length is not None:
-            label = settings.acceptance.label if settings.acceptance else "unlabelled"
+            label = self._settings.acceptance.label if self._settings.acceptance else "measured"
             facts.append(("acceptance_length", f"{length:.3f} ({label})"))
         return facts
+
+    def _living(self) -> Client:
+        if self._client is None or self._failure:
+            raise ServiceError(self._failure or "the server is not up")
+        return self._client
+
+    def _has_died(self, replies: Sequence[Reply]) -> bool:
+        """A connection may break a moment before the process is seen to be gone."""
+        if self._process is None or all(reply.finish != "transport" for reply in replies):
+            return False
+        limit = time.monotonic() + DEATH_S
+        while self._process.exit_code() is None and time.monotonic() < limit:
+            time.sleep(POLL_S)
+        return self._process.exit_code() is not None
+
+
+def draw_among(token: int, told: Sequence[tuple[int, float]]) -> Draw:
+    """A draw's place where only the likeliest tokens are known; all others are one."""
+    above = 0.0
+    for other, logprob in sorted(told, key=lambda pair: -float(pair[1])):
+        if other == token:
+            return Draw(above, exp(float(logprob)))
+        above += exp(float(logprob))
+    return Draw(above, max(0.0, 1.0 - above))
 
 
 def identity(client: Client, settings: ServerSettings) -> list[Fact]:
@@ -316,7 +391,7 @@ def _lost(ask: Ask, why: str) -> Reply:
         text="",
         tokens=(),
         finish="transport",
-        detail=why[:1000],
+        detail=why[:DETAIL],
         prompt_tokens=0,
     )
 

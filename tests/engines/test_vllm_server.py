@@ -6,7 +6,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -38,7 +38,8 @@ def questions(count: int, words: str = "one two three") -> tuple[Ask, ...]:
 
 @contextmanager
 def opened(tmp_path: Path, *ways: str, arm: str = "optimised", **more: object) -> Iterator[ServerArm]:
-    with VllmServer(settings(tmp_path, *ways, **more), tmp_path / "run").open(arm) as server:
+    engine = VllmServer(settings(tmp_path, *ways, **more), tmp_path, tmp_path / "run")
+    with closing(engine), engine.open(arm) as server:
         yield server
 
 
@@ -72,15 +73,15 @@ def test_counters_and_the_reached_batch_are_read_from_metrics(tmp_path: Path) ->
 
 
 def test_the_arms_command_lines_differ_in_the_switch_alone(tmp_path: Path) -> None:
-    engine = VllmServer(settings(tmp_path, common=("--max-num-seqs=4",)), tmp_path)
+    engine = VllmServer(settings(tmp_path, common=("--max-num-seqs=4",)), tmp_path, tmp_path)
     commands = [dict(engine.description(arm))["command"].split() for arm in engine.arms]
     assert [word for word in commands[1] if word not in commands[0]] == ["--switch=on"]
     assert dict(engine.description("optimised"))["switch"] == "--switch=on"
 
 
 def test_a_description_says_version_metrics_and_no_folder(tmp_path: Path) -> None:
-    engine = VllmServer(settings(tmp_path), tmp_path / "run")
-    with engine.open("stock") as server:
+    engine = VllmServer(settings(tmp_path), tmp_path, tmp_path / "run")
+    with closing(engine), engine.open("stock") as server:
         server.answer(questions(1))
     told = dict(engine.description("stock"))
     assert told["version"] == "0.32.0"
@@ -125,6 +126,7 @@ def test_a_server_that_dies_in_mid_run_loses_its_answers_and_says_how(tmp_path: 
         assert server.answer(questions(1))[0].finish == "stop"
         (reply,) = server.answer(questions(1))
         (later,) = server.answer(questions(1))
+    assert "died in mid-run" in reply.detail
     assert reply.finish == later.finish == "transport"
     assert "died in mid-run: SIGSEGV" in later.detail
     assert "illegal memory access" in later.detail
@@ -180,7 +182,7 @@ def test_an_answer_that_is_none_says_what_it_is(tmp_path: Path, way: str, finish
 
 def test_the_server_and_its_children_are_gone_when_the_arm_closes(tmp_path: Path) -> None:
     log, port = tmp_path / "log", free_port()
-    script = "import subprocess, time; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); time.sleep(60)"
+    script = "import subprocess as s, time; print(s.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
     with ServerProcess((sys.executable, "-c", script), {}, log, port) as server:
         limit = time.monotonic() + 10
         while not log.read_text().strip() and time.monotonic() < limit:
@@ -209,7 +211,7 @@ def test_two_urls_are_asked_side_by_side_and_a_warm_cache_shows_in_the_counters(
             _until_listening(port)
         urls = [ServedArm(url=f"http://127.0.0.1:{port}") for port in started]
         asked = ServerSettings(model="m", served_name="fake", stock=urls[0], optimised=urls[1])
-        engine = VllmServer(asked, tmp_path)
+        engine = VllmServer(asked, tmp_path, tmp_path)
         assert engine.is_concurrent
         with engine.open("stock") as one, engine.open("optimised") as two:
             one.answer(questions(1))
@@ -218,6 +220,20 @@ def test_two_urls_are_asked_side_by_side_and_a_warm_cache_shows_in_the_counters(
     finally:
         for server in servers:
             server.close()
+
+
+def test_an_arm_that_is_opened_again_has_the_same_server_and_counts_anew(tmp_path: Path) -> None:
+    with closing(VllmServer(settings(tmp_path), tmp_path, tmp_path)) as engine:
+        with engine.open("stock") as first:
+            first.answer(questions(2))
+        with engine.open("stock") as again:
+            again.answer(questions(1))
+            assert again.counters()["generated_tokens"] == 3
+        with engine.open("optimised"):
+            pass
+    assert sorted(path.name for path in tmp_path.glob("server-*.log")) == [
+        "server-1-stock.log", "server-3-optimised.log",
+    ]  # fmt: skip
 
 
 def test_settings_whose_arms_do_not_differ_are_refused(tmp_path: Path) -> None:

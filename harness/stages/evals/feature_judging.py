@@ -24,6 +24,9 @@ CONTROLS = {
 }
 
 
+MOVED_DRAWS = ("planted", "the arm's draws held to the probabilities of the place behind, or a poisoned arm")
+
+
 def judge_feature(check: Check, samples: Samples) -> Outcome:
     """The outcome of one feature's check."""
     if unfit := feature_faults(samples):
@@ -40,6 +43,8 @@ def judge_feature(check: Check, samples: Samples) -> Outcome:
     if status is Status.PASS and (low := low_share(check, share)) is not None:
         status, words = Status.NO_EVIDENCE, low
     kind, description = CONTROLS[name]
+    if name == "temperature_sampling" and dict(check.parameters).get("engine") == "vllm":
+        kind, description = MOVED_DRAWS
     control = Control.model_validate(
         {"kind": kind, "description": description, "failed": failed, "observed": seen}
     )

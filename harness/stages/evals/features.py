@@ -10,8 +10,7 @@
 Each has a run that must fail: a poisoned arm, no schema, no stop, no needle, another prompt, a neighbour.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
@@ -23,8 +22,10 @@ from harness.domain.record import Record, Scalar
 from harness.domain.stage import StageContext
 from harness.engines.serving import Ask, Engine, Reply, StepTotal
 from harness.engines.text_codec import TextCodec, WordCodec
+from harness.engines.vllm_server import draw_among
 from harness.measure.goodness import Draw
-from harness.stages.evals.opening import codec_of, open_engine
+from harness.stages.evals.opening import closing_engine, codec_of, open_engine, open_server
+from harness.stages.evals.served_asks import Needle, needle_asks, served_asks
 
 __all__ = ["FEATURES", "StructuredAnswer", "sample_feature"]
 
@@ -106,18 +107,43 @@ def sample_feature(check: Check, context: StageContext) -> tuple[SampleTable, ..
         "prefix_caching": _sample_prefix,
         "batch_mates": _sample_mates,
     }[name]
-    run = _open(check, context)
-    tables = sampler(check, context, run)
+    if dict(check.parameters)["engine"] == "vllm":
+        return _sample_served(check, context, sampler)
+    codec = codec_of(str(dict(check.parameters)["model"]))
+    asks = tuple(_asks(check, context, codec))
+    run = _Run(open_engine(check, context, codec, asks, max(len(asks), 2)), codec, asks, {}, {})
+    return _tables(run, sampler(check, context, run))
+
+
+Sampler = Callable[[Check, StageContext, "_Run"], tuple[SampleTable, ...]]
+
+
+def _sample_served(check: Check, context: StageContext, sampler: Sampler) -> tuple[SampleTable, ...]:
+    """The same of servers: what is asked is in their own tokens, so that stock is up before it is known."""
+    engine = open_server(check, context)
+    with closing_engine(engine):
+        context.progress(f"{check.subject}, stock server starts")
+        with engine.open("stock") as server:
+            if check.subject == "full_context":
+                needles = needle_asks(check, server)
+            elif check.subject == "structured_output":
+                asks = tuple(_asks(check, context, codec_of("served")))
+            else:
+                asks = tuple(served_asks(check, server))
+        if check.subject == "full_context":
+            run = _Run(engine, codec_of("served"), (), {}, {})
+            tables = _sample_needles(check, context, run, needles)
+        else:
+            run = _Run(engine, codec_of("served"), asks, {}, {})
+            tables = sampler(check, context, run)
+        settings = [(arm, name, value) for arm in engine.arms for name, value in engine.description(arm)]
+        table = SampleTable(name="settings", columns=("arm", "name", "value"), rows=tuple(settings))
+        return (*_tables(run, tables), table)
+
+
+def _tables(run: "_Run", tables: tuple[SampleTable, ...]) -> tuple[SampleTable, ...]:
     driver = SampleTable(name="driver", columns=("driver",), rows=(("direct",),))
     return (*tables, run.steps_table(), run.counters_table(), driver)
-
-
-def _open(check: Check, context: StageContext) -> _Run:
-    asked = dict(check.parameters)
-    codec = codec_of(str(asked["model"]))
-    asks = tuple(_asks(check, context, codec))
-    engine = open_engine(check, context, codec, asks, max(len(asks), 2))
-    return _Run(engine, codec, asks, {}, {})
 
 
 def _asks(check: Check, context: StageContext, codec: TextCodec) -> list[Ask]:
@@ -156,20 +182,37 @@ def _schema() -> str:
 
 
 def _sample_temperature(check: Check, context: StageContext, run: _Run) -> tuple[SampleTable, ...]:
-    rows: list[Row] = []
-    with ExitStack() as stack:
-        stock = stack.enter_context(run.engine.open("stock"))
-        for arm in ("optimised", "poison"):
+    """Draws of the optimised arm and of a control, each with its place in what stock states. The control is
+    the poisoned arm; where there is none, the optimised arm's draws held to the place behind their own.
+    """
+    drawn: dict[str, tuple[Reply, ...]] = {}
+    for arm in ("optimised", "poison"):
+        if arm in run.engine.arms:
             context.progress(f"{check.subject}, {arm} arm")
-            replies = run.answer(arm, [run.asks])[0]
-            for ask, reply, draws in zip(run.asks, replies, _stated(stock, run.asks, replies), strict=True):
-                pairs = zip(reply.tokens, draws, strict=True)
-                rows += [
-                    (arm, ask.item, place, token, draw and draw.above, draw and draw.own)
-                    for place, (token, draw) in enumerate(pairs)
-                ]
+            drawn[arm] = run.answer(arm, [run.asks])[0]
+    rows: list[Row] = []
+    with run.engine.open("stock") as stock:
+        for arm, replies in drawn.items():
+            stated = _stated(stock, run.asks, replies)
+            rows += _draw_rows(arm, run.asks, replies, stated)
+        if "poison" not in drawn:
+            moved = tuple(
+                reply.model_copy(update={"tokens": (*reply.tokens[1:], *reply.tokens[:1])})
+                for reply in drawn["optimised"]
+            )
+            rows += _draw_rows("poison", run.asks, moved, _among(moved, drawn["optimised"]))
     columns = ("arm", "item", "position", "token", "above", "own")
     return (SampleTable(name="draws", columns=columns, rows=tuple(rows)),)
+
+
+def _draw_rows(
+    arm: str, asks: Sequence[Ask], replies: Sequence[Reply], stated: Sequence[Sequence[Draw | None]]
+) -> list[Row]:
+    return [
+        (arm, ask.item, place, token, draw and draw.above, draw and draw.own)
+        for ask, reply, draws in zip(asks, replies, stated, strict=True)
+        for place, (token, draw) in enumerate(zip(reply.tokens, draws, strict=True))
+    ]
 
 
 def _stated(stock: Any, asks: Sequence[Ask], replies: Sequence[Reply]) -> list[list[Draw | None]]:
@@ -178,23 +221,15 @@ def _stated(stock: Any, asks: Sequence[Ask], replies: Sequence[Reply]) -> list[l
     """
     if hasattr(stock, "stated"):
         return list(stock.stated(asks, replies))
+    return _among(replies, replies)
+
+
+def _among(drawn: Sequence[Reply], told: Sequence[Reply]) -> list[list[Draw | None]]:
+    """The places of drawn tokens among the likeliest ones that replies tell, place by place."""
     return [
-        [_among_likeliest(token, told) for token, told in zip(r.tokens, r.likeliest, strict=False)]
-        for r in replies
+        [draw_among(token, likely) for token, likely in zip(r.tokens, t.likeliest, strict=False)]
+        for r, t in zip(drawn, told, strict=True)
     ]
-
-
-def _among_likeliest(token: int, told: Sequence[tuple[int, float]]) -> Draw:
-    """A draw's place where only the likeliest tokens are known; all others are one."""
-    from math import exp
-
-    known = sorted(told, key=lambda pair: -float(pair[1]))
-    above = 0.0
-    for other, logprob in known:
-        if other == token:
-            return Draw(above, exp(float(logprob)))
-        above += exp(float(logprob))
-    return Draw(above, max(0.0, 1.0 - above))
 
 
 def _sample_structured(check: Check, context: StageContext, run: _Run) -> tuple[SampleTable, ...]:
@@ -286,6 +321,28 @@ def _gaps(one: Reply, two: Reply) -> list[tuple[int, float | None]]:
         if a != b:
             break
     return rows or [(0, None)]
+
+
+def _sample_needles(
+    check: Check, context: StageContext, run: _Run, needles: Sequence[Needle]
+) -> tuple[SampleTable, ...]:
+    """What servers find in their longest prompt. An answer that holds the code counts as the code."""
+    rows: list[Row] = []
+    for arm in ("stock", "optimised"):
+        context.progress(f"{check.subject}, {arm} arm")
+        found = [group[0] for group in run.answer(arm, [[needle.ask] for needle in needles])]
+        rows += [
+            (arm, reply.item, needle.expected, *_code_in(reply, needle.expected))
+            for needle, reply in zip(needles, found, strict=True)
+        ]
+    lost = run.answer("optimised", [[needles[0].without]])[0][0]
+    rows.append(("control", lost.item, needles[0].expected, *_code_in(lost, needles[0].expected)))
+    return (_texts(rows),)
+
+
+def _code_in(reply: Reply, code: str) -> tuple[str, str]:
+    """(answer, how it ended): the code alone where the answer has it."""
+    return (code, "stop") if code in reply.text else (reply.text, reply.finish)
 
 
 def _at_depth(item: EvalItem, depth: int, query: int, codec: WordCodec) -> Ask:

@@ -5,7 +5,9 @@ that a plan says how it will be asked.
 """
 
 import hashlib
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from harness.domain.check import Check
@@ -13,11 +15,15 @@ from harness.domain.errors import InputError
 from harness.domain.pack import SessionRequest
 from harness.domain.resources import data_folder
 from harness.domain.stage import StageContext
+from harness.engines.served import FILE_VARIABLE, load_settings
 from harness.engines.serving import Ask, Engine
 from harness.engines.text_codec import ByteCodec, TextCodec, WordCodec, load_words
+from harness.engines.vllm_server import VllmServer
 from harness.stages.evals.asking import Journal
 
-__all__ = ["arm_request", "codec_of", "journal_of", "open_engine", "words_file"]
+__all__ = [
+    "arm_request", "closing_engine", "codec_of", "journal_of", "open_engine", "open_server", "words_file",
+]  # fmt: skip
 
 SLACK_TOKENS = 16
 """Room behind the longest answer, for drafts and for an answer that goes on too long."""
@@ -47,6 +53,8 @@ def open_engine(
     not here.
     """
     name = str(dict(check.parameters).get("engine", "in-process"))
+    if name == "vllm":
+        return open_server(check, context)
     if name != "in-process":
         raise InputError(f"{check.id} asks for the engine {name!r}, which this version does not have")
     from harness.engines.in_process_engine import InProcessEngine  # loads torch; planning and judging do not
@@ -55,6 +63,29 @@ def open_engine(
     request = arm_request(check, most_at_once, room)
     ops = context.pack.ops()
     return InProcessEngine(context.pack, request, codec, ops[0].name if ops else None)
+
+
+def open_server(check: Check, context: StageContext) -> VllmServer:
+    """The servers that the settings file names; raises `InputError` where none is named."""
+    place = os.environ.get(FILE_VARIABLE)
+    if place is None:
+        raise InputError(
+            f"{check.id} asks a server, and nobody says which; write its settings into a file (see "
+            "harness/engines/README.md) and name it with `--server FILE`"
+        )
+    part = hashlib.sha256(f"{check.digest()}:{context.change.head}".encode()).hexdigest()[:16]
+    return VllmServer(load_settings(Path(place)), context.logs / part, context.cache / "servers" / part)
+
+
+@contextmanager
+def closing_engine(engine: Engine) -> Iterator[Engine]:
+    """The engine, and the end of whatever it keeps running."""
+    try:
+        yield engine
+    finally:
+        close = getattr(engine, "close", None)
+        if close is not None:
+            close()
 
 
 def codec_of(model: str) -> TextCodec:

@@ -82,6 +82,8 @@ PROMISED = {
 }  # fmt: skip
 """Features of a claim and what shows them; stop texts and batch mates are asked of every claim."""
 DRAWS_WEIGHT = 0.05
+SERVER_COST_S = 240.0
+"""Two servers of a small model come up, on 2 cores that do other things too."""
 FEATURE_COST_S = 4.0
 """Measured on 2 cores, the dearest of the six."""
 NO_ENGINE = "the claimed model needs a server, and vllm is not installed here"
@@ -122,10 +124,14 @@ def _all_checks(request: PlanRequest, wanted: set[str]) -> Iterator[Check]:
             yield from (_fixture(request, subject, model, arch, missing) for model in _wordy(tasks))
         if f"{subject}_local" in wanted:
             yield _local(request, subject, arch, missing)
+        if f"{subject}_served" in wanted:
+            yield _served(_local(request, subject, arch, None))
     for name in FEATURES:
         is_promised = PROMISED.get(name, name) in request.claim.features or name not in PROMISED
         if name in wanted or ("features" in wanted and is_promised):
             yield from _feature(request, name, arch, missing)
+        if f"{name}_served" in wanted or ("features_served" in wanted and is_promised):
+            yield from map(_served, _feature(request, name, arch, None))
 
 
 def _wordy(tasks: tuple[EvalTask, ...]) -> tuple[str, ...]:
@@ -258,6 +264,23 @@ def _local(request: PlanRequest, subject: str, arch: str, missing: str | None) -
     }  # fmt: skip
     check = _answers_check(request, f"{subject}_local", f"{subject}_local/{model}", asked, 1024, missing)
     return check.model_copy(update={"tier": _tier(arch)})
+
+
+def _served(check: Check) -> Check:
+    """The same asked of servers, one after another, whatever model they serve."""
+    model = str(check.parameter("model"))
+    asked = {
+        **dict(check.parameters), "engine": "vllm", "model": "served", "batches": "1,4",
+        "is_interleaved": False,
+    }  # fmt: skip
+    return check.model_copy(
+        update={
+            "id": check.id.replace("_local/", "_served/").replace(f"/{model}", "/server"),
+            "parameters": tuple(sorted(asked.items())),
+            "cost_s": SERVER_COST_S + check.cost_s,
+            "unavailable": None,
+        }
+    )
 
 
 def _common(request: PlanRequest, task: str, data: str, model: str, arch: str) -> dict[str, Scalar]:

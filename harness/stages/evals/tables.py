@@ -153,6 +153,7 @@ FEATURE_SHAPES: Mapping[str, TableShape] = {
         key=("arm", "item", "position"),
     ),
     "counters": _ASKED["counters"],
+    "settings": _ASKED["settings"],
     **_COMMON,
 }
 

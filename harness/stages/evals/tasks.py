@@ -23,7 +23,7 @@ from harness.engines.text_codec import TextCodec, TokenCodec, WordCodec
 from harness.stages.evals.asking import Transcript, ask_arms, batches
 from harness.stages.evals.data import Rows, load_rows, o200k_counter, sources, write_rows
 from harness.stages.evals.fixtures import aime_rows, mrcr_rows
-from harness.stages.evals.opening import codec_of, journal_of, open_engine
+from harness.stages.evals.opening import closing_engine, codec_of, journal_of, open_engine
 from harness.stages.evals.questions import Question, pick_by_band, read_aime, read_mrcr
 
 __all__ = ["asked_tables", "sample_embedded", "sample_official"]
@@ -83,13 +83,14 @@ def sample_official(check: Check, context: StageContext) -> tuple[SampleTable, .
         for repeat in repeats
         for q in questions
     ]  # fmt: skip
-    engine = open_engine(check, context, codec, asks, max(_sizes(check)))
     scorer: list[Callable[[dict[str, str], str], float]] = []
 
     def drive(ask_all: Callable[[], Transcript]) -> str:
         return _drive_official(check, context, questions, ask_all, scorer)
 
-    found = _ask(check, context, engine, asks, drive)
+    with closing_engine(open_engine(check, context, codec, asks, max(_sizes(check)))) as engine:
+        found = _ask(check, context, engine, asks, drive)
+        told = asked_tables(engine, found.main, found.poison)
     table = [
         (
             arm, q.id, reply.repeat, q.context, q.target, q.prefix, reply.text, reply.finish,
@@ -105,7 +106,7 @@ def sample_official(check: Check, context: StageContext) -> tuple[SampleTable, .
     return (
         SampleTable(name="answers", columns=columns, rows=tuple(table)),
         _data_table(check, rows),
-        *asked_tables(engine, found.main, found.poison),
+        *told,
         SampleTable(name="driver", columns=("driver",), rows=((found.driver,),)),
     )
 

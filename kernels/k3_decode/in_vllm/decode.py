@@ -8,6 +8,7 @@ changed; its KDA states and KV cache are the ones that stock uses, so a request 
 two steps.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -94,10 +95,7 @@ class Decode:
         weights = [layer_weights(layer, shapes) for layer in self._modules]
         self._caches = RankCaches({}, {})
         self._objects = ExitStack()
-        if deployment.objects is not None:
-            from k3_decode.kernel_objects import use_objects
-
-            self._objects.enter_context(use_objects(deployment.objects))
+        self._has_objects = False
         options = ChainOptions(max_rows=max(deployment.batches))
         self._chain = _Chain(weights, shapes, self._caches, given, options)
         self._final: Bound = {
@@ -130,15 +128,33 @@ class Decode:
             else:
                 conv, recurrent = cache[:2]
                 self._caches.kda[index] = KdaState(conv, recurrent)
-        if self._chain.launches.device.type == "meta":
+        if self._device.type == "meta":
             return
-        for rows in self._deployment.batches:
-            self._forward(
-                self._null_step(rows), torch.zeros(rows, dtype=torch.int64, device=self._device), None
-            )
+        self._load_objects()
+        self._run_null_steps()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self._chain.launches.zero_()
+
+    def _run_null_steps(self) -> None:
+        for rows in self._deployment.batches:
+            tokens = torch.zeros(rows, dtype=torch.int64, device=self._device)
+            self._forward(self._null_step(rows), tokens, None)
+
+    def _load_objects(self) -> None:
+        """Kernels from the folder of objects for the rest of the process; what it lacks is compiled first, by
+        several processes at once.
+        """
+        folder = self._deployment.objects
+        if folder is None or self._has_objects:
+            return
+        from k3_decode.kernel_objects import build_objects, recorded_forms, use_objects
+
+        with recorded_forms() as forms:
+            self._run_null_steps()
+        build_objects(forms, folder, os.cpu_count() or 1)
+        self._objects.enter_context(use_objects(folder))
+        self._has_objects = True
 
     def plan(self, positions: torch.Tensor, intermediate_tensors: Any) -> LayerSteps | None:
         """This step's inputs, or None for the stock forward."""
