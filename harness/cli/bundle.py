@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from harness.cli.gate import CacheFolder
 from harness.cli.selectors import JsonOutput
 
 __all__ = ["app"]
@@ -15,19 +16,16 @@ BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder or .t
 
 
 @app.command()
-def verify(bundle: BundlePath, json: JsonOutput = False) -> None:
+def verify(bundle: BundlePath, cache: CacheFolder = None, json: JsonOutput = False) -> None:
     """Verify a bundle offline: 0 holds together, 2 broken, incomplete or unconfirmed. Plans it again, and
     judges every outcome again.
     """
     from harness.cli.console import print_json
-    from harness.cli.gate import judge_of, replan_of
+    from harness.cli.gate import memory_of, submission_of
     from harness.domain.bundle import BundleState
-    from harness.evidence.pack import bundle_folder
     from harness.evidence.verify import conclusion
-    from harness.evidence.verify import verify as verify_bundle
 
-    with bundle_folder(bundle) as folder:
-        result = verify_bundle(folder, judge_of(folder), replan_of())
+    result = submission_of(bundle, bundle.name, memory_of(cache)).verification
     if json:
         print_json(result)
     else:

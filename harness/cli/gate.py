@@ -1,7 +1,6 @@
 """`fasttrack gate`: decide on bundles. Exit code 0 admitted, 1 rejected, 2 could not judge."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,10 +17,24 @@ if TYPE_CHECKING:  # the gate itself loads when a command runs
     from harness.domain.verdict import Verdict
     from harness.evidence.verify import Rejudge, Replan
     from harness.gate import Move, Submission
+    from harness.gate.memory import Memory
 
-__all__ = ["Judged", "app", "gate_submissions", "judge_of", "replan_of", "verdict_words"]
+__all__ = [
+    "CacheFolder", "Judged", "app", "gate_submissions", "judge_of", "memory_of", "replan_of",
+    "submission_of", "verdict_words",
+]  # fmt: skip
 
 app = typer.Typer()
+CacheFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache",
+        envvar="FASTTRACK_CACHE",
+        metavar="DIR",
+        help="Remember verifications here, by digest of bundle, code, libraries and day. Whoever can write "
+        "here decides what is admitted: not where a candidate's code runs.",
+    ),
+]
 
 
 @app.command()
@@ -50,6 +63,7 @@ def gate(
     show_plan: Annotated[
         bool, typer.Option("--plan", help="Print only the commands of the smallest re-run, one a line.")
     ] = False,
+    cache: CacheFolder = None,
     json: JsonOutput = False,
 ) -> None:
     """Decide on one or more bundles of one pull request: admitted (0), rejected (1), could not judge (2)."""
@@ -57,7 +71,7 @@ def gate(
     from harness.documents import load_policy_set
 
     judged = Judged(_full_sha("--head", head), repo, base if repo else _full_sha("--base", base))
-    verdict = gate_submissions(bundles, load_policy_set(policy), judged)[0]
+    verdict = gate_submissions(bundles, load_policy_set(policy), judged, memory_of(cache))[0]
     if json:
         print_json(verdict)
     elif show_plan:
@@ -82,24 +96,48 @@ class Judged:
 
 
 def gate_submissions(
-    bundles: Sequence[Path], policy: "Policy | PolicySet", judged: Judged | None = None
+    bundles: Sequence[Path],
+    policy: "Policy | PolicySet",
+    judged: Judged | None = None,
+    memory: "Memory | None" = None,
 ) -> "tuple[Verdict, tuple[Submission, ...]]":
     """The verdict, and the bundles as they were verified for it, in the order given."""
-    from harness.evidence.pack import bundle_folder
-    from harness.gate import decide, load_submission
+    from harness.gate import decide
 
     judged = judged or Judged()
-    with ExitStack() as stack:
-        submissions = []
-        for path in bundles:
-            folder = stack.enter_context(bundle_folder(path))
-            submissions.append(load_submission(folder, judge_of(folder), replan_of(), _name(path, bundles)))
-        if judged.repo is not None:
-            submissions = [_with_change_read(s, judged.repo) for s in submissions]
-        if judged.base is not None:
-            submissions = [_with_base_held(s, judged) for s in submissions]
-        moves = _moves(submissions, judged.head, judged.repo) if judged.head is not None else {}
-        return decide(submissions, policy, judged.head, moves), tuple(submissions)
+    submissions = [submission_of(path, _name(path, bundles), memory) for path in bundles]
+    if judged.repo is not None:
+        submissions = [_with_change_read(s, judged.repo) for s in submissions]
+    if judged.base is not None:
+        submissions = [_with_base_held(s, judged) for s in submissions]
+    moves = _moves(submissions, judged.head, judged.repo) if judged.head is not None else {}
+    return decide(submissions, policy, judged.head, moves), tuple(submissions)
+
+
+def memory_of(folder: Path | None) -> "Memory | None":
+    """The memory in the folder that was named; None where none was."""
+    from harness.gate.memory import open_memory
+
+    return None if folder is None else open_memory(folder)
+
+
+def submission_of(path: Path, name: str, memory: "Memory | None" = None) -> "Submission":
+    """One bundle, verified: as it was found before where the memory has it, else now."""
+    from harness.gate.memory import recall, remember
+
+    key = memory.key(path) if memory is not None and path.exists() else None
+    found = recall(memory, key, name) if memory is not None and key is not None else None
+    if found is not None:
+        return found
+    # What unpacks, plans and judges loads only now: with a memory there is often nothing to do.
+    from harness.evidence.pack import bundle_folder
+    from harness.gate.submission import load_submission
+
+    with bundle_folder(path) as folder:
+        submission = load_submission(folder, judge_of(folder), replan_of(), name)
+        if memory is not None and key is not None and key == memory.key(path):  # nobody wrote meanwhile
+            remember(memory, key, submission)
+    return submission
 
 
 def verdict_words(verdict: "Verdict") -> str:

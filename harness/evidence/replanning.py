@@ -66,7 +66,15 @@ def is_same_question(one: Check, two: Check, policy: Policy) -> bool:
     """Whether a pass of one is a pass of the other. What it costs, and whether a machine can run it, is no
     part of the question; nor is a waiver of the policy, which the gate holds against its own date.
     """
-    return _question(one, policy).canonical() == _question(two, policy).canonical()
+    asked, again = _question(one, policy), _question(two, policy)
+    # 1 and 1.0 are one number in a plan, but to Python `True` is that number too.
+    return asked == again and _flags(asked) == _flags(again)
+
+
+def _flags(check: Check) -> list[bool]:
+    """Which settings are yes or no, where a number could stand as well."""
+    values = [*(t.value for t in check.thresholds), *(value for _, value in check.parameters)]
+    return [isinstance(value, bool) for value in values]
 
 
 def _question(check: Check, policy: Policy) -> Check:

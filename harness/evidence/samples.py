@@ -1,56 +1,31 @@
 """Samples on disk: a JSON header a check, and one Parquet file a table with every raw row.
 
 Invariant: what `read_samples` gives equals what `write_samples` took, value by value and type by type, so
-that judging again starts from the same input. Columns of one type are plain Parquet columns, for other
-tools to read; a column that mixes types holds JSON text and is named in the file's metadata.
+that judging again starts from the same input. Tables are `tables.py`'s, which loads on use: pyarrow takes
+0.2 s, and much is asked of a bundle that needs none.
 """
 
-import json
-import math
-import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
-from pydantic import ValidationError
 
 from harness.domain.bundle import SamplesHeader
-from harness.domain.check import Samples, SampleTable
+from harness.domain.check import Samples
 from harness.domain.errors import EvidenceError
-from harness.domain.record import Digest, Scalar
+from harness.domain.record import Digest
 from harness.evidence.names import SAMPLES_HEADER, samples_folder, table_file
-from harness.evidence.strict_json import load_record, open_regular, parse_json
+from harness.evidence.strict_json import load_record
 
-__all__ = ["has_samples", "read_header", "read_samples", "read_table", "write_samples"]
+__all__ = ["has_samples", "read_header", "read_samples", "write_samples"]
 
 MAX_HEADER_BYTES = 16 * 2**20
-MAX_CELLS = 20_000_000
-MAX_COLUMNS = 512
-MAX_TABLE_BYTES = 2**30
-"""Uncompressed; larger than any table of a full run, small enough to hold."""
-_MIXED = b"fasttrack.mixed"
-_INT64 = range(-(2**63), 2**63)
-_FLOAT = pa.float64()
-_TYPES = frozenset({pa.null(), pa.bool_(), pa.int64(), _FLOAT, pa.string()})
 
 
 def write_samples(folder: Path, samples: Samples, plan: Digest) -> None:
     """Write the samples of one check into a new folder, bound to the plan with that digest."""
+    from harness.evidence.tables import write_table
+
     folder.mkdir(parents=True)
     for table in samples.tables:
-        arrays, fields = [], []
-        for place, name in enumerate(table.columns):
-            field, array = _encode(name, [row[place] for row in table.rows])
-            fields.append(field)
-            arrays.append(array)
-        content = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
-        path = folder / f"{table.name}.parquet"
-        with pq.ParquetWriter(path, content.schema, compression="zstd", store_schema=False) as writer:
-            writer.write_table(content)
-            if mixed := [f.name for f in fields if f.metadata]:
-                writer.add_key_value_metadata({_MIXED.decode(): json.dumps(mixed)})
+        write_table(folder / f"{table.name}.parquet", table)
     header = SamplesHeader(
         check=samples.check,
         plan=plan,
@@ -75,20 +50,19 @@ def read_header(root: Path, check: str) -> SamplesHeader:
 
 def has_samples(root: Path, check: str, plan: Digest) -> bool:
     """Whether a check's samples for this plan are there whole: the header and the footer of every table."""
+    from harness.evidence.tables import is_whole
+
     try:
         header = read_header(root, check)
-        if header.plan != plan:
-            return False
-        for name in header.tables:
-            with os.fdopen(open_regular(root / table_file(check, name)), "rb") as raw:
-                pq.ParquetFile(raw)
-    except (EvidenceError, pa.ArrowException, OSError, ValueError):
+    except EvidenceError:
         return False
-    return True
+    return header.plan == plan and all(is_whole(root / table_file(check, name)) for name in header.tables)
 
 
 def read_samples(root: Path, check: str) -> Samples:
     """Samples of one check of the bundle or run at `root`; raises `EvidenceError`."""
+    from harness.evidence.tables import read_table
+
     header = read_header(root, check)
     return Samples(
         check=header.check,
@@ -99,81 +73,3 @@ def read_samples(root: Path, check: str) -> Samples:
         findings=header.findings,
         tables=tuple(read_table(root / table_file(check, name), name) for name in header.tables),
     )
-
-
-def read_table(path: Path, name: str) -> SampleTable:
-    """One table; raises `EvidenceError` for a file that is no Parquet of ours or is over the limits."""
-    try:
-        with os.fdopen(open_regular(path), "rb") as raw:
-            file = pq.ParquetFile(
-                raw, thrift_string_size_limit=2**26, thrift_container_size_limit=2**20, pre_buffer=False
-            )
-            _require_bounded(file.metadata)
-            content = file.read(use_threads=False)  # small tables: threads cost more than they give
-        columns = tuple(content.schema.names)
-        if len(set(columns)) != len(columns):
-            raise EvidenceError("names a column twice")
-        mixed = _mixed_columns(file.metadata.metadata or {})
-        values = [_decode(f, content.column(i), f.name in mixed) for i, f in enumerate(content.schema)]
-        return SampleTable(name=name, columns=columns, rows=tuple(zip(*values, strict=True)))
-    except EvidenceError as error:
-        raise EvidenceError(f"{path}: {error}") from error
-    except (pa.ArrowException, OSError, ValueError, ValidationError, MemoryError) as error:
-        raise EvidenceError(f"{path}: is no readable sample table: {str(error)[:200]}") from None
-
-
-def _encode(name: str, values: Sequence[Scalar]) -> tuple[pa.Field, pa.Array]:
-    kinds = {type(v) for v in values if v is not None}
-    if not kinds:
-        kind = pa.null()
-    elif kinds == {bool}:
-        kind = pa.bool_()
-    elif kinds == {float}:
-        kind = pa.float64()
-    elif kinds == {str}:
-        kind = pa.string()
-    elif kinds == {int} and all(v is None or v in _INT64 for v in values):
-        kind = pa.int64()
-    else:
-        text = [None if v is None else json.dumps(v) for v in values]
-        return pa.field(name, pa.string(), metadata={_MIXED: b""}), pa.array(text, pa.string())
-    return pa.field(name, kind), pa.array(values, kind)
-
-
-def _decode(field: pa.Field, column: pa.ChunkedArray, is_mixed: bool) -> list[Scalar]:
-    if field.type not in _TYPES:
-        # A column of nothing has no Parquet type of its own and comes back as int32 without values.
-        if column.null_count == len(column):
-            return [None] * len(column)
-        raise EvidenceError(f"column {field.name!r} has type {field.type}, which samples never have")
-    values: list[Any] = column.to_pylist()
-    if field.type == _FLOAT and not all(math.isfinite(v) for v in values if v is not None):
-        raise EvidenceError(f"column {field.name!r} holds a number that is not finite")
-    return [None if v is None else _parse_scalar(str(v)) for v in values] if is_mixed else values
-
-
-def _mixed_columns(metadata: Mapping[bytes, bytes]) -> frozenset[str]:
-    if _MIXED not in metadata:
-        return frozenset()
-    names = parse_json(metadata[_MIXED])
-    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-        raise EvidenceError("names its mixed columns wrongly")
-    return frozenset(names)
-
-
-def _parse_scalar(text: str) -> Scalar:
-    value = parse_json(text.encode())
-    if value is not None and not isinstance(value, bool | int | float | str):
-        raise EvidenceError("holds something that is no scalar")
-    return value
-
-
-def _require_bounded(metadata: pq.FileMetaData) -> None:
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    size = sum(group.total_byte_size for group in groups)
-    cells = metadata.num_rows * metadata.num_columns
-    if metadata.num_columns > MAX_COLUMNS or cells > MAX_CELLS or size > MAX_TABLE_BYTES or cells < 0:
-        raise EvidenceError(
-            f"has {metadata.num_rows} rows of {metadata.num_columns} columns ({size} bytes), over the limits "
-            f"({MAX_CELLS} cells, {MAX_COLUMNS} columns, {MAX_TABLE_BYTES} bytes)"
-        )

@@ -24,7 +24,8 @@ from pathlib import Path
 
 from harness.domain.bundle import BundleState, Problem, Verification, VerificationStep
 from harness.domain.errors import EvidenceError
-from harness.evidence.attestation import check_attestation
+from harness.domain.record import sha256_hex
+from harness.evidence.bundle import digest_file
 from harness.evidence.consistency import (
     check_binding,
     check_outcomes,
@@ -46,7 +47,7 @@ from harness.evidence.integrity import (
 from harness.evidence.names import ATTESTATION
 from harness.evidence.replanning import check_planning
 
-__all__ = ["Rejudge", "Replan", "Replanned", "conclusion", "verify"]
+__all__ = ["Rejudge", "Replan", "Replanned", "conclusion", "content_digest", "examine", "verify"]
 
 MAX_PROBLEMS = 50
 """Shown for each step; one more line says how many there are."""
@@ -56,6 +57,13 @@ def verify(folder: Path, rejudge: Rejudge | None = None, replan: Replan | None =
     """Verify the bundle in `folder`. Without `replan` step 7, without `rejudge` step 10 is skipped, and the
     result says so.
     """
+    return examine(folder, rejudge, replan)[0]
+
+
+def examine(
+    folder: Path, rejudge: Rejudge | None = None, replan: Replan | None = None
+) -> tuple[Verification, Work]:
+    """As `verify`, with what the steps read: a caller need not read it once more."""
     work = Work(folder, rejudge, replan)
     steps: list[VerificationStep] = []
     for number, (name, step, _) in enumerate(_STEPS, 1):
@@ -73,7 +81,7 @@ def verify(folder: Path, rejudge: Rejudge | None = None, replan: Replan | None =
     if any(s.problems for s in steps):
         state = BundleState.BROKEN
     planning, rederivation = (next(s for s in steps if s.name == n) for n in ("planning", "rederivation"))
-    return Verification(
+    result = Verification(
         state=state,
         bundle_digest=work.digest,
         signer=work.signer,
@@ -83,6 +91,7 @@ def verify(folder: Path, rejudge: Rejudge | None = None, replan: Replan | None =
         verified_with=work.replanned.harness if work.replanned else None,
         steps=tuple(steps),
     )
+    return result, work
 
 
 def conclusion(result: Verification) -> str:
@@ -98,6 +107,20 @@ def conclusion(result: Verification) -> str:
     )
 
 
+def content_digest(folder: Path) -> str | None:
+    """Digest of all that a finished bundle holds, as read now; None where steps 1 to 4 find something wrong.
+
+    The manifest stands for every file that it lists; the attestation is the one file that it does not.
+    """
+    work, notes = Work(folder, None, None), Notes()
+    for _, step, _ in _STEPS[:4]:
+        step(work, notes)
+        if notes.problems or notes.missing:
+            return None
+    signature = digest_file(folder / ATTESTATION)[0] if ATTESTATION in work.sizes else ""
+    return sha256_hex(f"{work.digest}:{signature}".encode())
+
+
 def _holds(step: VerificationStep) -> bool:
     return not (step.skipped or step.problems or step.differing)
 
@@ -107,6 +130,9 @@ def _attestation(work: Work, notes: Notes) -> None:
     if work.digest is None or ATTESTATION not in work.sizes:
         notes.skipped = "the bundle is unsigned"
         return
+    # cryptography takes 0.1 s to load, which an unsigned bundle need not wait for
+    from harness.evidence.attestation import check_attestation
+
     notes.looked_at = 1
     try:
         work.signer = check_attestation(work.folder / ATTESTATION, work.digest, work.outcomes)

@@ -10,10 +10,8 @@ from pathlib import Path
 from harness.domain.bundle import BundleState, Verification
 from harness.domain.check import Check, Outcome, Samples, Status
 from harness.domain.claim import Claim
-from harness.domain.errors import EvidenceError, InputError
 from harness.domain.plan import Plan
-from harness.evidence.reader import open_bundle
-from harness.evidence.verify import Rejudge, Replan, Replanned, verify
+from harness.evidence.verify import Rejudge, Replan, examine
 
 __all__ = ["Submission", "load_submission"]
 
@@ -51,8 +49,6 @@ def load_submission(
     `replan` its evidence cannot count.
     """
     judged: dict[str, Outcome] = {}
-    planned: list[Replanned] = []
-    planner: Replan | None = None
 
     def judge(check: Check, samples: Samples) -> Outcome | None:
         outcome = rejudge(check, samples)
@@ -60,28 +56,19 @@ def load_submission(
             judged[check.id] = outcome
         return outcome
 
-    if replan is not None:
-
-        def planner(plan: Plan) -> Replanned:
-            planned.append(replan(plan))
-            return planned[-1]
-
-    verification = verify(folder, judge, planner)
-    shown = name or folder.name
-    try:
-        bundle = open_bundle(folder)
-    except (EvidenceError, InputError):
+    verification, work = examine(folder, judge, replan)
+    shown, plan, again = name or folder.name, work.plan, work.replanned
+    if plan is None or any(s.name == "schemas" and s.problems for s in verification.steps):
         return Submission(shown, verification, None, ())
     outcomes = tuple(
-        judged.get(o.check, o) for o in bundle.outcomes if o.check in judged or o.status is Status.SKIPPED
+        judged.get(o.check, o) for o in work.outcomes if o.check in judged or o.status is Status.SKIPPED
     )
-    again = planned[0] if planned else None
     return Submission(
         shown,
         verification,
-        bundle.plan,
+        plan,
         outcomes if verification.state in SOUND else (),
         asked=again.checks if again else None,
         claim=again.claim if again else None,
-        has_other_pack=bool(again and again.pack != bundle.plan.pack_digest),
+        has_other_pack=bool(again and again.pack != plan.pack_digest),
     )

@@ -16,8 +16,8 @@ with atheris.instrument_imports(include=["harness.evidence", "harness.domain"]):
     from harness.domain.check import Outcome
     from harness.domain.errors import EvidenceError
     from harness.evidence.pack import unpack_bundle
-    from harness.evidence.samples import read_table
     from harness.evidence.strict_json import parse_record
+    from harness.evidence.tables import read_table
 
 SCRATCH = Path(tempfile.mkdtemp(prefix="fuzz-"))
 

@@ -29,8 +29,8 @@ from harness.domain.plan import Plan
 from harness.evidence.attestation import sign_bundle
 from harness.evidence.pack import pack_bundle, read_packed, unpack_bundle
 from harness.evidence.reader import open_bundle
-from harness.evidence.samples import read_table
 from harness.evidence.strict_json import parse_json, parse_record
+from harness.evidence.tables import read_table
 from harness.evidence.verify import verify
 from tests.evidence.example_judge import judge
 from tests.evidence.example_run import as_planned, example_plan, only, write_example
