@@ -34,7 +34,11 @@ ROWS = (1, 2, 5, 8, 16, 33, 64)
 INPUTS = 3
 """Sets of parts of each shape."""
 DELAY_NS = 4096
-ABORT_LOOKS = 20_000
+ABORT_LOOKS = 300_000
+"""Looks after which a trial gives up: a third of a second, where other processes use the device too."""
+LATE_CYCLES = 400_000
+RUN = ((8, "one_shot", 0), (33, "two_stage", 1), (1, "scatter", 2), (2, "one_shot", 1), (5, "two_stage", 2))
+"""Exchanges in a row: rows, form, input set."""
 
 
 @dataclass(slots=True)
@@ -152,26 +156,36 @@ def epochs_in_turn(rig: Rig, epochs: int, *, delay_ns: int, is_apart: bool) -> N
 
 
 def skewed_streams(rig: Rig, turns: int) -> None:
-    """Each rank late in turn behind other work on its stream, and several epochs before ranks meet again."""
-    busy = torch.randn((2048, 2048), device=rig.device)
-    runs = [
-        (8, "one_shot", 0),
-        (33, "two_stage", 1),
-        (1, "scatter", 2),
-        (2, "one_shot", 1),
-        (5, "two_stage", 2),
-    ]
+    """Each rank late in turn, by sleeping and by small kernels of its own, and several epochs in a row.
+
+    Played ranks share one device: work that needs much of it would never find room beside ranks that wait.
+    """
+    small = torch.ones(64, device=rig.device)
     for turn in range(turns):
-        for rows, form, _ in runs:
+        for rows, form, _ in RUN:
             rig.poison(rows, form)
         with rig.apart():
             for index, stream in enumerate(rig.streams):
                 with torch.cuda.stream(stream):
-                    if index == turn % len(rig.streams):
-                        torch.mm(busy, busy)
-                    for rows, form, place in runs:
+                    is_late = (rig.group.first_rank + index) == turn % rig.group.layout.ranks
+                    if is_late:
+                        torch.cuda._sleep(LATE_CYCLES)  # type: ignore[no-untyped-call,unused-ignore]
+                    for rows, form, place in RUN:
                         rig.launch(rows, form, place, only=index)
-        for rows, form, place in runs:
+                        for _ in range(3 * is_late):
+                            small.add_(1)
+        for rows, form, place in RUN:
+            rig.compare(rows, form, place)
+
+
+def chained(rig: Rig, turns: int) -> None:
+    """Launches that start while their predecessors run, nothing between them."""
+    for _ in range(turns):
+        for rows, form, _ in RUN:
+            rig.poison(rows, form)
+        for rows, form, place in RUN:
+            rig.launch(rows, form, place)
+        for rows, form, place in RUN:
             rig.compare(rows, form, place)
 
 
@@ -278,12 +292,13 @@ def run_trials(
     """Every trial of one number of ranks; whether all went well."""
     rig, other = Rig(make(64 * HIDDEN * 2), 1), Rig(make(64 * HIDDEN * 2), 2)
     group = rig.group
-    is_played, is_right = group.process_group is None, True
+    is_right = True
     trials: dict[str, Callable[[], object]] = {
         "epochs": lambda: epochs_in_turn(rig, epochs, delay_ns=0, is_apart=False),
         "delayed_blocks": lambda: epochs_in_turn(rig, 300, delay_ns=DELAY_NS, is_apart=False),
         "ranks_apart": lambda: epochs_in_turn(rig, 200, delay_ns=0, is_apart=True),
-        "each_rank_late": lambda: skewed_streams(rig, 4 * group.layout.ranks if is_played else 64),
+        "each_rank_late": lambda: skewed_streams(rig, 64),
+        "chained": lambda: chained(rig, 300),
         "replays": lambda: replays(rig, 200),
         "two_groups": lambda: two_groups(rig, other, 200),
         "abort_and_reset": lambda: abort_and_reset(rig),
@@ -307,7 +322,8 @@ def run_trials(
         is_right &= not (wrong or failed)
         log(
             {
-                "ranks": group.layout.ranks, "played": is_played, "trial": name, "wrong_words": wrong,
+                "ranks": group.layout.ranks, "played": group.process_group is None, "trial": name,
+                "wrong_words": wrong,
                 "fault": failed, "note": note, "error_of_bound": round(rig.worst, 3),
                 "launches": int(rig.launches[14]), "took_s": round(time.perf_counter() - begun, 2),
             }

@@ -391,19 +391,21 @@ def attn_res_allreduce(
 
 
 def variants() -> tuple[Variant, ...]:
-    """K3's forms at every number of ranks, with room for 64 rows."""
+    """K3's forms, with room for 64 rows."""
     roles = (
         ("part", "activation"), ("mailbox", "mailbox"), ("reach", "weight"), ("control", "state"),
         ("prefix", "state"), ("blocks", "state"), ("score_weight", "weight"), ("norm_weight", "weight"),
         ("out", "output"), ("launches", "workspace"),
     )  # fmt: skip
+    room = 64 * 7168 * 2
     forms = [
-        (7168, count, has_part, is_two_stage, count == 1, 7, ranks, 64 * 7168 * 2)
-        for ranks in (2, 4, 8, 16)
+        (7168, 4, has_part, is_two_stage, False, 7, ranks, room)
+        for ranks in (2, 8, 16)
         for has_part in (False, True)
         for is_two_stage in (False, True)
-        for count in (1, 4, 8)
     ]
+    forms += [(7168, 8, False, False, False, 7, 8, room)]
+    forms += [(7168, 1, has_part, False, True, 7, 8, room) for has_part in (False, True)]
     return tuple(
         Variant(
             op="exchange",

@@ -75,46 +75,45 @@ def _exchange_parts(
     state = steps.enter(control, local, limit)
     steps.delay(state, mail, delay_ns, 0)
 
-    vectors = part.shape[2] * width
-    total = vectors + part.shape[2] * extra_width
+    # Threads take vectors from the front and extra words from the back, in loops of their own: one thread for
+    # each while there are enough, and no address of one kind ever meets a register of the other.
+    vectors, words = part.shape[2] * width, part.shape[2] * extra_width
     first, step = bid * THREADS + tid, blocks * THREADS
+    last = step - 1 - first
     name = NAMES[is_transpose]
     sent_to = state.slot * (ranks * room) + Int64(mail.rank) * room
-    for i in cutlass.range(first, total, step, unroll=1):
-        if i < vectors:
-            at = _place(part, local, i // width) + Int64(i % width) * VECTOR_BYTES
-            place = sent_to + Int64(i) * VECTOR_BYTES
-            for peer in cutlass.range_constexpr(ranks):
-                if cutlass.const_expr(is_transpose or peer == 0):
-                    words = steps.canonical_words(ins.load_activation(at + Int64(peer) * part.stride[1] * 4))
-                steps.post(mail.peers[peer] + place, words)
-        elif cutlass.const_expr(extra_width > 0):
-            j = i - vectors
+    behind = Int64(vectors) * VECTOR_BYTES
+    for i in cutlass.range(first, vectors, step, unroll=1):
+        at = _place(part, local, i // width) + Int64(i % width) * VECTOR_BYTES
+        for peer in cutlass.range_constexpr(ranks):
+            if cutlass.const_expr(is_transpose or peer == 0):
+                vector = ins.load_activation(at + Int64(peer) * part.stride[1] * 4)
+                vector = steps.canonical_words(vector)
+            steps.post(mail.peers[peer] + sent_to + Int64(i) * VECTOR_BYTES, vector)
+    if cutlass.const_expr(extra_width > 0):
+        for j in cutlass.range(last, words, step, unroll=1):
             at = _place(extra, local, j // extra_width) + Int64(j % extra_width) * 4
-            place = sent_to + Int64(vectors) * VECTOR_BYTES + Int64(j) * 4
             for peer in cutlass.range_constexpr(ranks):
                 if cutlass.const_expr(is_transpose or peer == 0):
-                    word = steps.canonical_fp32(
-                        ins.load_activation_word(at + Int64(peer) * extra.stride[1] * 4)
-                    )
-                steps.post_word(mail.peers[peer] + place, word, Int32(1))
+                    word = ins.load_activation_word(at + Int64(peer) * extra.stride[1] * 4)
+                    word = steps.canonical_fp32(word)
+                steps.post_word(mail.peers[peer] + sent_to + behind + Int64(j) * 4, word, Int32(1))
     steps.advance(state, tid, blocks)
     steps.delay(state, mail, delay_ns, 1)
 
     parts_at = steps.arrived(mail, state, room)
-    for i in cutlass.range(first, total, step, unroll=1):
-        if i < vectors:
-            at = parts_at + Int64(i) * VECTOR_BYTES
-            parts, missing = steps.collect(at, ranks, room, state.limit)
-            to = _place(out, local, i // width) + Int64(i % width) * VECTOR_BYTES
-            for source in cutlass.range_constexpr(ranks):
-                words = steps.poisoned_if(parts[source], missing)
-                ins.store_words(to + Int64(source) * out.stride[1] * 4, words)
-            steps.rearm(at, ranks, room)
-            steps.report(state, parts, missing, Int32(0), i, name)
-        elif cutlass.const_expr(extra_width > 0):
-            j = i - vectors
-            at = parts_at + Int64(vectors) * VECTOR_BYTES + Int64(j) * 4
+    for i in cutlass.range(first, vectors, step, unroll=1):
+        at = parts_at + Int64(i) * VECTOR_BYTES
+        parts, missing = steps.collect(at, ranks, room, state.limit)
+        to = _place(out, local, i // width) + Int64(i % width) * VECTOR_BYTES
+        for source in cutlass.range_constexpr(ranks):
+            vector = steps.poisoned_if(parts[source], missing)
+            ins.store_words(to + Int64(source) * out.stride[1] * 4, vector)
+        steps.rearm(at, ranks, room)
+        steps.report(state, parts, missing, Int32(0), i, name)
+    if cutlass.const_expr(extra_width > 0):
+        for j in cutlass.range(last, words, step, unroll=1):
+            at = parts_at + behind + Int64(j) * 4
             values, missing = steps.collect_word(at, ranks, room, state.limit)
             to = _place(extra_out, local, j // extra_width) + Int64(j % extra_width) * 4
             for source in cutlass.range_constexpr(ranks):
@@ -152,6 +151,7 @@ def _launch(
     room: cutlass.Constexpr,
     is_transpose: cutlass.Constexpr,
     delay_ns: cutlass.Constexpr,
+    is_early: cutlass.Constexpr,
 ):
     _exchange_parts(
         part, extra, mailbox, reach, control, out, extra_out, launches, first_rank, limit, ranks, width,
@@ -162,13 +162,19 @@ def _launch(
         min_blocks_per_mp=4,
         preferred_smem_carveout=CARVEOUT,
         stream=stream,
-        use_pdl=True,
+        use_pdl=is_early,
     )  # fmt: skip
 
 
 @cache
 def _compile(
-    ranks: int, width: int, extra_width: int, room: int, is_transpose: bool, delay_ns: int = 0
+    ranks: int,
+    width: int,
+    extra_width: int,
+    room: int,
+    is_transpose: bool,
+    delay_ns: int = 0,
+    is_early: bool = True,
 ) -> Callable[..., None]:
     """The launch for 16-byte vectors and fp32 values a row; local ranks, rows and strides stay symbolic."""
     local, rows = cute.sym_int32(), cute.sym_int32()
@@ -198,6 +204,7 @@ def _compile(
         room,
         is_transpose,
         delay_ns,
+        is_early,
         options="--enable-tvm-ffi",
     )
     return compiled
@@ -232,11 +239,13 @@ def exchange_parts(
             f"exchange_parts: {rows} rows of {words} + {extra_width} words need {size} bytes of "
             f"{layout.part_bytes}; rows are whole vectors of 4 words, meant for 1 or {layout.ranks} ranks"
         )
-    launch = _compile(layout.ranks, words // 4, extra_width, layout.part_bytes, is_transpose, delay_ns)
+    launch = _compile(
+        layout.ranks, words // 4, extra_width, layout.part_bytes, is_transpose, delay_ns, sharing == 1
+    )
     # A tensor that is not there is never touched; the kernel takes any of its shape in its place.
     extra_in = part[..., :1] if extra is None else extra
     extra_to = out[..., :1] if extra_out is None else extra_out
-    blocks = blocks_of(rows * (words // 4 + extra_width), local * sharing * (1 if sharing == 1 else 2))
+    blocks = blocks_of(rows * (words // 4 + extra_width), local * sharing)
     launch(
         part, extra_in, mailbox, reach, control, out, extra_to, launches, first_rank, limit, blocks
     )  # fmt: skip

@@ -66,39 +66,44 @@ def _exchange_tail(
     state = steps.enter(control, local, limit)
     steps.delay(state, mail, delay_ns, 0)
 
+    # Threads take latents from the front and shared rows from the back, in loops of their own.
     own = width // ranks
     rows = latent.shape[1]
     latents = rows * latent_width
     first, step = bid * THREADS + tid, blocks * THREADS
+    last = step - 1 - first
     sent_to = state.slot * (ranks * room) + Int64(mail.rank) * room
-    for i in cutlass.range(first, latents + rows * width, step, unroll=1):
-        place = sent_to + Int64(i) * VECTOR_BYTES
-        if i < latents:
-            at = _row_of(latent, local, i // latent_width) + Int64(i % latent_width) * VECTOR_BYTES
-            steps.post_to_all(mail, place, steps.canonical_words(ins.load_activation(at)))
-        else:
-            j = i - latents
-            at = _row_of(shared, local, j // width) + Int64(j % width) * VECTOR_BYTES
-            words = steps.canonical_words(ins.load_activation(at))
-            steps.post(steps.peer_address(mail, j % width // own) + place, words)
+    for i in cutlass.range(first, latents, step, unroll=1):
+        at = _row_of(latent, local, i // latent_width) + Int64(i % latent_width) * VECTOR_BYTES
+        words = steps.canonical_words(ins.load_activation(at))
+        steps.post_to_all(mail, sent_to + Int64(i) * VECTOR_BYTES, words)
+    for j in cutlass.range(last, rows * width, step, unroll=1):
+        at = _row_of(shared, local, j // width) + Int64(j % width) * VECTOR_BYTES
+        words = steps.canonical_words(ins.load_activation(at))
+        place = sent_to + Int64(latents + j) * VECTOR_BYTES
+        steps.post(steps.peer_address(mail, j % width // own) + place, words)
     steps.advance(state, tid, blocks)
     steps.delay(state, mail, delay_ns, 1)
 
     parts_at = steps.arrived(mail, state, room)
-    for i in cutlass.range(first, latents + rows * own, step, unroll=1):
-        j = i - latents
-        v = i
+    for i in cutlass.range(first, latents, step, unroll=1):
         to = _row_of(latent_out, local, i // latent_width) + Int64(i % latent_width) * VECTOR_BYTES
-        if j >= 0:
-            v = latents + j // own * width + mail.rank * own + j % own
-            to = _row_of(shared_out, local, j // own) + Int64(j % own) * VECTOR_BYTES
-        at = parts_at + Int64(v) * VECTOR_BYTES
-        parts, missing = steps.collect(at, ranks, room, state.limit)
-        ins.store_words(to, steps.poisoned_if(steps.sum_in_rank_order(parts), missing))
-        steps.rearm(at, ranks, room)
-        steps.report(state, parts, missing, Int32(0), v, NAME)
+        _receive(mail, state, parts_at, i, to, room)
+    for j in cutlass.range(last, rows * own, step, unroll=1):
+        to = _row_of(shared_out, local, j // own) + Int64(j % own) * VECTOR_BYTES
+        v = latents + j // own * width + mail.rank * own + j % own
+        _receive(mail, state, parts_at, v, to, room)
     if tid + bid + local == 0:
         steps.count_launch(launches)
+
+
+def _receive(mail: Any, state: Any, parts_at: Int64, vector: Int32, to: Int64, room: int) -> None:
+    """Wait for one vector of every rank, and store the sum."""
+    at = parts_at + Int64(vector) * VECTOR_BYTES
+    parts, missing = steps.collect(at, mail.ranks, room, state.limit)
+    ins.store_words(to, steps.poisoned_if(steps.sum_in_rank_order(parts), missing))
+    steps.rearm(at, mail.ranks, room)
+    steps.report(state, parts, missing, Int32(0), vector, NAME)
 
 
 def _row_of(tensor: cute.Tensor, local: Int32, row: Int32) -> Int64:
@@ -126,6 +131,7 @@ def _launch(
     width: cutlass.Constexpr,
     room: cutlass.Constexpr,
     delay_ns: cutlass.Constexpr,
+    is_early: cutlass.Constexpr,
 ):
     _exchange_tail(
         latent, shared, mailbox, reach, control, latent_out, shared_out, launches, first_rank, limit, ranks,
@@ -136,12 +142,14 @@ def _launch(
         min_blocks_per_mp=4,
         preferred_smem_carveout=CARVEOUT,
         stream=stream,
-        use_pdl=True,
+        use_pdl=is_early,
     )  # fmt: skip
 
 
 @cache
-def _compile(ranks: int, latent_width: int, width: int, room: int, delay_ns: int = 0) -> Callable[..., None]:
+def _compile(
+    ranks: int, latent_width: int, width: int, room: int, delay_ns: int = 0, is_early: bool = True
+) -> Callable[..., None]:
     """The launch for 16-byte vectors a row; local ranks, rows and strides stay symbolic."""
     local, rows = cute.sym_int32(), cute.sym_int32()
 
@@ -168,6 +176,7 @@ def _compile(ranks: int, latent_width: int, width: int, room: int, delay_ns: int
         width,
         room,
         delay_ns,
+        is_early,
         options="--enable-tvm-ffi",
     )
     return compiled
@@ -200,8 +209,8 @@ def moe_exchange(
             f"moe_exchange: {rows} rows of {wide} + {columns} columns need {size} bytes of "
             f"{layout.part_bytes}, and 8 x {layout.ranks} ranks must divide the columns"
         )
-    launch = _compile(layout.ranks, wide // 8, columns // 8, layout.part_bytes, delay_ns)
-    blocks = blocks_of(rows * (wide + columns) // 8, local * sharing * (1 if sharing == 1 else 2))
+    launch = _compile(layout.ranks, wide // 8, columns // 8, layout.part_bytes, delay_ns, sharing == 1)
+    blocks = blocks_of(rows * (wide + columns) // 8, local * sharing)
     launch(
         latent, shared, mailbox, reach, control, latent_out, shared_out, launches, first_rank, limit, blocks
     )  # fmt: skip

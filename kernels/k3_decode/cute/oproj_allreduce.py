@@ -160,16 +160,16 @@ def oproj_allreduce(
 
 
 def variants() -> tuple[Variant, ...]:
-    """K3's output projections at the ranks' own sizes, with room for 64 rows."""
+    """K3's output projections: one-shot up to 8 rows, two-stage up to 64."""
     roles = (
         ("x", "activation"), ("weight", "weight"), ("mailbox", "mailbox"), ("reach", "weight"),
         ("control", "state"), ("launches", "workspace"),
     )  # fmt: skip
     forms = [
         (plan, architectures, ranks, is_two_stage)
-        for ranks in (2, 4, 8, 16)
-        for plan, architectures in plans_by_architecture(((K3.hidden, K3.rank(ranks).channels),))
-        for is_two_stage in (False, True)
+        for ranks in (2, 8, 16)
+        for is_two_stage, tokens in ((False, 8), (True, 64))
+        for plan, architectures in plans_by_architecture(((K3.hidden, K3.rank(ranks).channels),), (tokens,))
     ]
     return tuple(
         Variant(
