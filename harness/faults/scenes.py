@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.domain.check import Samples
+from harness.domain.check import Check, Samples
 from harness.domain.errors import InputError
 from harness.domain.faults import Sighting
 from harness.domain.pack import Pack
@@ -24,12 +24,23 @@ class PatchScene:
     """Takes whether the repaired twin is wanted; the patch is gone when the context ends."""
     checks: tuple[str, ...]
     """How the ids of the checks that run begin."""
+    regimes: str = ""
+    """Input regimes of kernel checks, where not all: what the pack itself lacks in another is no matter of
+    the fault."""
 
     def look(self, bench: Bench, is_repaired: bool) -> Iterator[Sighting]:
         """Sightings of the planned checks."""
-        checks = bench.checks(*self.checks)
+        checks = tuple(_in_regimes(check, self.regimes) for check in bench.checks(*self.checks))
         with self.plant(is_repaired):
             yield from bench.run(checks)
+
+
+def _in_regimes(check: Check, regimes: str) -> Check:
+    """The check over some of its regimes alone."""
+    if not regimes:
+        return check
+    kept = tuple((name, regimes if name == "regimes" else value) for name, value in check.parameters)
+    return check.model_copy(update={"parameters": kept})
 
 
 @dataclass(frozen=True, slots=True)

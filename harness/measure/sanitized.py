@@ -55,16 +55,28 @@ PLANTED = b"""
   .reg .pred %p<2>;
   .reg .b32 %r<2>;
   mov.u32 %r1, %tid.x;
-  setp.lt.u32 %p1, %r1, 16;
-  @%p1 bra SKIP;
-  bar.warp.sync 0xffffffff;
-SKIP:
+  setp.lt.u32 %p1, %r1, 48;
+  @!%p1 bra LEAVE;
+  bar.sync 0;
+LEAVE:
+  ret;
+}
+
+.visible .entry synccheck_mask(.param .u64 buffer)
+{
+  bar.warp.sync 0x0000ffff;
   ret;
 }
 """
 """A store behind a buffer, a load of what nobody wrote, a word of shared memory read while others write it, a
-barrier of a warp that half of it does not reach."""
-THREADS = {"memcheck": 1, "initcheck": 1, "racecheck": 256, "synccheck": 32}
+barrier of a block that a part of a warp leaves out, and one of a warp by threads outside of its mask."""
+KERNELS = {
+    "memcheck": (("memcheck", 1),),
+    "initcheck": (("initcheck", 1),),
+    "racecheck": (("racecheck", 256),),
+    "synccheck": (("synccheck", 64), ("synccheck_mask", 32)),
+}
+"""By tool: what is launched, with how many threads."""
 
 
 def call_once(
@@ -79,10 +91,11 @@ def call_once(
 
 
 def plant(tool: str) -> None:
-    """The kernel that a tool must report."""
+    """The kernels of which a tool must report something."""
     buffer = torch.empty(32, dtype=torch.int32, device="cuda")
     module = Module(PLANTED)
     stream = torch.cuda.current_stream().cuda_stream
     parameter = struct.pack("<Q", buffer.data_ptr())
-    module.kernel(tool).launch((1, 1, 1), (THREADS[tool], 1, 1), (parameter,), stream=stream)
-    torch.cuda.synchronize()
+    for name, threads in KERNELS[tool]:
+        module.kernel(name).launch((1, 1, 1), (threads, 1, 1), (parameter,), stream=stream)
+        torch.cuda.synchronize()

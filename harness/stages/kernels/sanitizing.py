@@ -27,6 +27,10 @@ __all__ = ["LIMIT_S", "TOOLS", "SanitizerRecord", "SanitizerRun", "Tool", "run_s
 Tool = Literal["memcheck", "racecheck", "synccheck", "initcheck"]
 TOOLS: tuple[Tool, ...] = ("memcheck", "racecheck", "synccheck", "initcheck")
 LIMIT_S = 300.0
+CONTROL_LIMIT_S = 90.0
+OPTIONS: Mapping[Tool, tuple[str, ...]] = {"memcheck": ("--report-api-errors", "no")}
+"""Beside the tool's name. Calls of the driver that fail on purpose, as when a library asks what there is, are
+no errors of a kernel."""
 SUMMARY = re.compile(r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (\d+) (?:error|hazard)")
 
 
@@ -101,9 +105,9 @@ def _control_of(program: str, job: OpJob) -> Callable[[Tool], _Said]:
     """What runs a tool over the kernel that it must report, in the sandbox and, if need be, beside it."""
 
     def control(tool: Tool) -> _Said:
-        said = _reported(program, "sanitize_control", tool, job, LIMIT_S, is_open=False)
+        said = _reported(program, "sanitize_control", tool, job, CONTROL_LIMIT_S, is_open=False)
         if said.errors is None:
-            said = _reported(program, "sanitize_control", tool, job, LIMIT_S, is_open=True)
+            said = _reported(program, "sanitize_control", tool, job, CONTROL_LIMIT_S, is_open=True)
         return said
 
     return control
@@ -131,7 +135,7 @@ def _reported(program: str, mode: str, tool: Tool, job: OpJob, limit_s: float, *
     """(errors in the tool's summary, None where it gives none; its first complaint, or its last words)."""
     folder = Path(job.folder)
     path = write_job(folder, f"{mode}.{tool}", job.model_copy(update={"regime": f"{tool}:{job.regime}"}))
-    command = (program, "--tool", tool, *child_command(mode, path))
+    command = (program, "--tool", tool, *OPTIONS.get(tool, ()), *child_command(mode, path))
     box = sandboxed(command, has_network=is_open, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
     log = folder / f"{mode}.{tool}.log"
     ended = run_child(box.argv, box.environment, log, limit_s)

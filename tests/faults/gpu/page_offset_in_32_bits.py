@@ -29,6 +29,6 @@ FAULT = Fault(
     report="vllm-project/vllm#52109",
     target="kernel",
     expected="kernels",
-    scene=PatchScene(plant, ("kernels/mla_attend/k3/sm_90a.tp1.dcp1.b2.c1048576.",)),
+    scene=PatchScene(plant, ("kernels/mla_attend/k3/sm_90a.tp1.dcp1.b2.c1048576.",), regimes="gaussian"),
     tier=Tier.RANK,
 )
