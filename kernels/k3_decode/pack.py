@@ -20,6 +20,7 @@ from harness.domain.cell import Cell
 from harness.domain.collective_model import CollectiveModel
 from harness.domain.tuning import Configuration, TuningAxis, TuningSpace
 from k3_decode.description import FILE, load_description, render_description
+from k3_decode.launch_sizes import launch_sizes
 from k3_decode.ops.contract import OP_NAMES as OPS
 
 if TYPE_CHECKING:  # the rest of the package needs torch
@@ -387,8 +388,10 @@ def _contracts() -> tuple[door.OpContract, ...]:
 def _variants() -> tuple[door.KernelVariant, ...]:
     described = load_description()
     if described is None:
-        return live_variants()
-    return tuple(door.KernelVariant.model_validate(variant) for variant in described["variants"])
+        found = live_variants()
+    else:
+        found = tuple(door.KernelVariant.model_validate(variant) for variant in described["variants"])
+    return tuple(v.model_copy(update={"sizes": launch_sizes(v.op, v.parameters)}) for v in found)
 
 
 def _op_cell(cell: Cell, model: str) -> "OpCell":

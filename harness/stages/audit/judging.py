@@ -4,6 +4,7 @@ The control comes first (were the planted faults caught, in the planted kernels 
 wrong, then what could not be told.
 """
 
+import re
 from typing import Any
 
 from harness.domain.check import Check, Control, Figure, Finding, Outcome, Samples, Status
@@ -11,6 +12,7 @@ from harness.domain.record import Scalar
 from harness.domain.table_shape import misshapen, unusable
 from harness.stages.audit import cost
 from harness.stages.audit.facts import AccessFact, ProgramFact
+from harness.stages.audit.launches import launch_findings
 from harness.stages.audit.rules import access_findings, program_findings, unclassed
 from harness.stages.audit.tables import SHAPES
 
@@ -77,9 +79,16 @@ def judge(check: Check, samples: Samples) -> Outcome:
             control,
             figures,
         )
+    wrong, unknown = launch_findings(_records(samples, "launches"), _sizes(check))
     findings = _waived(
-        check, (*access_findings(programs, accesses), *_cost_findings(check, samples, programs, accesses))
+        check,
+        (
+            *access_findings(programs, accesses),
+            *wrong,
+            *_cost_findings(check, samples, programs, accesses),
+        ),
     )
+    figures = (*figures, Figure(name="unbounded_launch_sizes", value=unknown))
     return _decide(check, samples, control, figures, findings, len(unclassed(accesses)), programs)
 
 
@@ -135,6 +144,18 @@ def _decide(
             figures,
             shown,
         )
+    unbounded = next(f.value for f in figures if f.name == "unbounded_launch_sizes")
+    if unbounded:
+        return _outcome(
+            check,
+            samples,
+            Status.INCONCLUSIVE,
+            f"{unbounded} launch sizes cannot be bounded over the envelope",
+            "say in the pack what bounds each size that the grid depends on",
+            control,
+            figures,
+            shown,
+        )
     count, spilled = (
         next(f.value for f in figures if f.name == name) for name in ("accesses", "spill_bytes")
     )
@@ -155,6 +176,12 @@ def _waived(check: Check, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
         t.name.removeprefix("waived."): str(t.value) for t in check.thresholds if t.name.startswith("waived.")
     }
     return tuple(f.model_copy(update={"waived": waivers.get(f.rule)}) for f in findings)
+
+
+def _sizes(check: Check) -> dict[str, tuple[int, int]]:
+    """Ranges of what grids depend on, as the plan says them (`x.0=1..64`)."""
+    found = re.findall(r"(\S+)=(\d+)\.\.(\d+)", str(check.parameter("sizes") or ""))
+    return {place: (int(low), int(high)) for place, low, high in found}
 
 
 def _control(samples: Samples) -> Control:

@@ -10,12 +10,13 @@ from fnmatch import fnmatch
 
 from harness.domain.cell import Arch, Cell
 from harness.domain.check import Check, StageName, Threshold
+from harness.domain.claim import Envelope
 from harness.domain.pack import KernelVariant
 from harness.domain.stage import PlanRequest
 from harness.stages.audit.artifacts import compiler_missing
 from harness.stages.audit.cost import SHARED_LIMIT_BYTES
 
-__all__ = ["chosen_variants", "plan"]
+__all__ = ["chosen_variants", "plan", "sizes_text"]
 
 COMPILE_COST_S = 2.5
 """Seconds a variant adds to a cold run: 83 s for 33 variants, two children on 2 cores with other work."""
@@ -89,10 +90,23 @@ def _variant_check(
         op=variant.op,
         subject=variant.name,
         thresholds=tuple(Threshold(name=n, value=v) for n, v in limits.items()),
-        parameters=(("variant", variant.name), ("set", "full" if request.is_full else "smoke")),
+        parameters=(
+            ("variant", variant.name),
+            ("set", "full" if request.is_full else "smoke"),
+            ("sizes", sizes_text(variant, request.claim.envelope)),
+        ),
         cost_s=READ_COST_S,
         unavailable=unavailable,
     )
+
+
+def sizes_text(variant: KernelVariant, envelope: Envelope) -> str:
+    """Ranges of what the variant's grids depend on, over the whole envelope, such as `x.0=1..64`."""
+    meanings = {
+        "tokens": f"1..{envelope.max_rows_per_step}",
+        "requests": f"{envelope.batch.min}..{envelope.batch.max}",
+    }
+    return " ".join(f"{place}={meanings.get(said, said)}" for place, said in variant.sizes)
 
 
 def _expected(variant: KernelVariant, architecture: str) -> dict[str, int]:

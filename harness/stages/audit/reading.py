@@ -32,6 +32,7 @@ from harness.stages.audit.facts import (
     read_facts,
     read_flow,
 )
+from harness.stages.audit.launches import LAUNCH_COLUMNS, launch_row
 from harness.stages.audit.planted import mutants
 from harness.stages.audit.program import Level, Program, SourceLine
 from harness.stages.audit.ptx import doubtful_lines, parse_ptx
@@ -63,6 +64,7 @@ class _Read:
     accesses: tuple[AccessFact, ...]
     mutants: tuple[tuple[Scalar, ...], ...]
     resources: tuple[tuple[Scalar, ...], ...]
+    launches: tuple[tuple[Scalar, ...], ...]
     missing: str | None
 
 
@@ -119,6 +121,7 @@ def read_variant(compiled: Compiled, variant: KernelVariant, place: Place) -> tu
             columns=RESOURCE_COLUMNS,
             rows=read.resources,
         ),
+        SampleTable(name="launches", columns=LAUNCH_COLUMNS, rows=read.launches),
         SampleTable(name="mutants", columns=MUTANT_COLUMNS, rows=read.mutants),
     )
 
@@ -186,6 +189,7 @@ def _read(compiled: Compiled, variant: KernelVariant, place: Place) -> _Read:
         tuple(access_facts),
         tuple(planted),
         tuple(resource_row(r, _dynamic_bytes(ptx, launches.get(r.name, Launch()))) for r in resources),
+        _launch_rows(record.get("launches"), programs, variant),
         None if missing is None else str(missing),
     )
 
@@ -195,6 +199,18 @@ def _subjects(programs: tuple[Program, ...]) -> Iterator[tuple[str, Program]]:
     for level in Level:
         own = [p for p in programs if p.level is level]
         yield from ((f"kernel{number}", program) for number, program in enumerate(own))
+
+
+def _launch_rows(
+    records: object, programs: tuple[Program, ...], variant: KernelVariant
+) -> tuple[tuple[Scalar, ...], ...]:
+    """Launches in their order, by the short names of their kernels."""
+    subjects = {program.name: subject for subject, program in _subjects(programs)}
+    names = [name for name, _ in variant.parameters]
+    return tuple(
+        launch_row(subjects.get(record["kernel"], record["kernel"]), record, names)
+        for record in (records if isinstance(records, list) else [])
+    )
 
 
 def _numbers(program: Program, tensors: int) -> frozenset[int]:

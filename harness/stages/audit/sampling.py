@@ -11,6 +11,7 @@ from harness.domain.pack import KernelVariant
 from harness.domain.record import Scalar
 from harness.domain.stage import StageContext
 from harness.stages.audit.artifacts import Compiled, compile_missing, find_compiled
+from harness.stages.audit.launches import planted_launches
 from harness.stages.audit.planning import chosen_variants
 from harness.stages.audit.planted import planted_facts, verdict
 from harness.stages.audit.reading import Place, kept_tables, read_all
@@ -59,4 +60,4 @@ def _control_table(architecture: str) -> SampleTable:
     for planted in planted_facts(architecture):
         is_right, said = verdict(planted)
         rows.append((planted.name, planted.program.level, planted.expect, said, is_right))
-    return SampleTable(name="control", columns=CONTROL_COLUMNS, rows=tuple(rows))
+    return SampleTable(name="control", columns=CONTROL_COLUMNS, rows=(*rows, *planted_launches()))

@@ -27,8 +27,14 @@ _RESOURCES: Mapping[str, Column] = {
     "dynamic_shared_bytes": optional(COUNT), "named_barriers": COUNT, "mbarriers": COUNT,
     "threads": optional(SIZE),
 }  # fmt: skip
+_LAUNCH: Mapping[str, Column] = {
+    "subject": TEXT, "grid_x": optional(TEXT), "grid_y": optional(TEXT), "grid_z": optional(TEXT),
+    "cluster_x": SIZE, "cluster_y": SIZE, "cluster_z": SIZE, "is_cooperative": FLAG,
+}  # fmt: skip
+"""Grids as formulas over the sizes of the kernel's arguments, postfix."""
 _CONTROL: Mapping[str, Column] = {
-    "name": TEXT, "level": _LEVEL, "expected": TEXT, "observed": TEXT, "is_right": FLAG,
+    "name": TEXT, "level": choice("ptx", "sass", "launch"), "expected": TEXT, "observed": TEXT,
+    "is_right": FLAG,
 }  # fmt: skip
 _COMPILE: Mapping[str, Column] = {
     "error": optional(TEXT), "missing": optional(TEXT), "variant": TEXT, "target": optional(TEXT),
@@ -39,6 +45,7 @@ SHAPES: Mapping[str, TableShape] = {
     "programs": TableShape(_PROGRAM, key=("subject", "level")),
     "accesses": TableShape(_ACCESS),
     "resources": TableShape(_RESOURCES),
+    "launches": TableShape(_LAUNCH),
     "mutants": TableShape({"mutation": TEXT, **{name: optional(c) for name, c in _ACCESS.items()}}),
     "control": TableShape(_CONTROL, key=("name", "level")),
 }

@@ -11,7 +11,8 @@ DATA = Path(__file__).parent / "data"
 def main(folder: Path, names: list[str]) -> None:
     for name in names:
         launch = {"kernel": "planted", "is_dependent": True, "cluster": [1, 1, 1], "block": [128, 1, 1]}
-        record = {"error": None, "launches": [launch | {"dynamic_shared_bytes": 0}], "sass_missing": None}
+        launch |= {"dynamic_shared_bytes": 0, "grid": ["a0.0 127 + 128 /", "1", "1"]}
+        record: dict[str, object] = {"error": None, "launches": [launch], "sass_missing": None}
         if name.endswith("_broken"):
             record["error"] = "ValueError: no such layout"
         else:

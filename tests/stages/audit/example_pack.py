@@ -39,6 +39,7 @@ class CopyPack:
             "parameters": PARAMETERS,
             "source": "kernels/copies/cute/copy.py",
             "is_smoke": True,
+            "sizes": (("x.0", "tokens"),),
             **self.changes,
         }
         return (KernelVariant.model_validate(fields),)
