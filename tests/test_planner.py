@@ -2,6 +2,7 @@
 
 import pytest
 
+from harness.domain.cell import Cell
 from harness.domain.check import Check, StageName
 from harness.domain.errors import InputError
 from harness.domain.machine import Gpu, Machine, Tier
@@ -9,6 +10,7 @@ from harness.domain.plan import Plan
 from harness.planner import (
     CodeDigests,
     estimate_costs,
+    gpus_needed,
     make_plan,
     resolve_tier,
     skipped_by_reason,
@@ -109,3 +111,22 @@ def _check(
     proves: str = "it holds",
 ) -> Check:
     return Check(id=check_id, stage=stage, proves=proves, op=op, cost_s=cost_s, unavailable=unavailable)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "tier", "tp", "needed"),
+    [
+        (0, Tier.SMOKE, 1, 0),
+        (4, Tier.SMOKE, 1, 1),
+        (4, Tier.RANK, 8, 1),  # one rank's shapes
+        (4, Tier.NODE, 1, 2),
+        (4, Tier.CLAIM, 4, 4),
+    ],
+)
+def test_a_check_takes_the_gpus_that_its_evidence_needs(gpus: int, tier: Tier, tp: int, needed: int) -> None:
+    gpu = Gpu(name="NVIDIA H200", arch="sm_90a", memory_bytes=2**37)
+    machine = example_machine().model_copy(update={"gpus": (gpu,) * gpus})
+    check = Check(
+        id="sweep/step/a", stage=StageName.SWEEP, proves="it holds", cost_s=1.0, tier=tier, cell=Cell(tp=tp)
+    )
+    assert gpus_needed(_plan(check).model_copy(update={"machine": machine}), check) == needed

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -187,3 +188,31 @@ def test_a_harness_in_the_current_folder_does_not_judge_in_our_place(tmp_path: P
     ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert "the wrong harness" not in ran.stderr
     assert "no-such-job.json" in ran.stderr
+
+
+def test_a_node_is_the_plans_machine_only_with_equal_code_hardware_and_libraries(plan: Plan) -> None:
+    more_memory = plan.machine.model_copy(update={"memory_bytes": 1})
+    assert worker.node_objections(plan.model_copy(update={"machine": more_memory}).canonical()) == ()
+    machine = plan.machine.model_copy(update={"driver": "580.1"})
+    other = plan.model_copy(update={"machine": machine, "harness_digest": "f" * 64})
+    harness, driver = worker.node_objections(other.canonical())
+    assert harness.endswith("'ffffffffffff' planned")
+    assert driver == f"driver: {plan.machine.driver!r} here, '580.1' planned"
+
+
+def test_a_child_whose_parent_is_gone_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    script = tmp_path / "child.py"
+    script.write_text(
+        "import threading, time\nfrom harness.worker import _end_with_parent\n"
+        "threading.Thread(target=_end_with_parent, daemon=True).start()\n"
+        "print('up', flush=True)\ntime.sleep(60)\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"up\n"
+    child.stdin.close()
+    assert child.wait(timeout=30) == -signal.SIGKILL
+    child.stdout.close()
