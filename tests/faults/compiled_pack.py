@@ -25,6 +25,13 @@ __all__ = ["kernel_fault"]
 
 DATA = Path(__file__).parent / "kernel" / "data"
 ARCHITECTURE = "sm_90a"
+SOUND = "hoisted_load_fixed"
+"""Files of the kernels that are launched wrongly, with nothing wrong in them."""
+GRIDS = {
+    "tall_grid_fault": ("1", "a0.0 2048 *", "1"),
+    "tall_grid_fixed": ("a0.0 2048 *", "1", "1"),
+}
+"""By kernel, how its host launches it over the rows of its first tensor."""
 
 
 def kernel_fault(
@@ -61,7 +68,7 @@ class _CompiledPack:
         return (
             KernelVariant(
                 op="op", name=self._variant, architectures=(ARCHITECTURE,), parameters=self._roles,
-                source="kernels/compiled/cute/kernel.py", is_smoke=True,
+                source="kernels/compiled/cute/kernel.py", is_smoke=True, sizes=(("x.0", "tokens"),),
             ),
         )  # fmt: skip
 
@@ -87,9 +94,9 @@ def _audit(bench: Bench, pack: Pack) -> Iterable[Sighting]:
 def _main(folder: Path, names: list[str]) -> None:
     for name in names:
         launch: dict[str, Any] = {"kernel": "planted", "is_dependent": True, "cluster": [1, 1, 1]}
-        launch |= {"block": [128, 1, 1], "dynamic_shared_bytes": 0}
+        launch |= {"block": [128, 1, 1], "dynamic_shared_bytes": 0, "grid": GRIDS.get(name, ("1", "1", "1"))}
         for suffix in (".ptx", ".cubin", ".sass"):
-            shutil.copy(DATA / f"{name}{suffix}", folder / f"{name}{suffix}")
+            shutil.copy(DATA / f"{name if name not in GRIDS else SOUND}{suffix}", folder / f"{name}{suffix}")
         record = {"error": None, "launches": [launch], "sass_missing": None}
         (folder / f"{name}.json").write_text(json.dumps(record))
 
