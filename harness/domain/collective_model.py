@@ -7,10 +7,11 @@ version with a known fault, which must be found.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from harness.domain.record import Scalar
 
-__all__ = ["CollectiveModel", "ModelState", "Program", "Step"]
+__all__ = ["CollectiveModel", "CollectiveTrial", "ModelState", "Program", "Step"]
 
 ModelState = dict[str, Scalar]
 """Shared memory: flags, buffers and what each rank has read, by name."""
@@ -45,3 +46,16 @@ class CollectiveModel:
     def name_of(self, program: int) -> str:
         """How a program is spoken of."""
         return self.names[program] if self.names else f"rank {program}"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTrial:
+    """A pack's exchanges put to the test on GPUs by a program of the pack."""
+
+    name: str
+    played: tuple[int, ...]
+    """Numbers of ranks that one GPU can play."""
+    command: Callable[[int, bool, Path], tuple[str, ...]]
+    """Its arguments for so many ranks, whether one GPU plays them, and the file that it writes: a JSON line a
+    trial with `trial`, `wrong_words`, `fault` (empty where there is none) and `is_control`.
+    """

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from harness.domain import pack as door
 from harness.domain.cell import Cell
-from harness.domain.collective_model import CollectiveModel
+from harness.domain.collective_model import CollectiveModel, CollectiveTrial
 from harness.domain.tuning import Configuration, TuningAxis, TuningSpace
 from k3_decode.description import FILE, load_description, render_description
 from k3_decode.launch_sizes import launch_sizes
@@ -223,6 +223,10 @@ class K3DecodePack:
 
         return collective_models()
 
+    def collective_trials(self) -> tuple[CollectiveTrial, ...]:
+        """The same on GPUs."""
+        return (CollectiveTrial("exchange", (2, 4, 8, 16), _trial_command),)
+
     def decline_reasons(self) -> tuple[str, ...]:
         """The dispatcher's closed list."""
         from k3_decode.dispatch import Reason
@@ -330,6 +334,17 @@ class K3DecodePack:
         from k3_decode.traffic import traffic
 
         return traffic(op, _op_cell(cell, self.claimed_model), experts_touched)
+
+
+def _trial_command(ranks: int, is_played: bool, results: Path) -> tuple[str, ...]:
+    """The exchanges' trial: by one process that plays all ranks, or by a process a GPU."""
+    module = ("-m", "k3_decode.collectives.trial", "--epochs", "2000", "--out", str(results))
+    if is_played:
+        return (sys.executable, "-P", *module, "--ranks", str(ranks))
+    return (
+        sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks),
+        *module,
+    )  # fmt: skip
 
 
 def live_contracts() -> tuple[door.OpContract, ...]:

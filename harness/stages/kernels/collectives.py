@@ -22,10 +22,15 @@ from harness.domain.pack import Pack
 from harness.domain.stage import PlanRequest, StageContext
 from harness.domain.table_shape import COUNT, FLAG, TEXT, TableShape, choice, misshapen, optional, unusable
 from harness.measure.interleavings import explore
+from harness.stages.kernels.collective_trials import (
+    IMPLEMENTATION,
+    judge_trials,
+    plan_trials,
+    sample_trials,
+)
 
 __all__ = ["IMPLEMENTATION", "judge_collective", "models_of", "plan_collectives", "sample_collective"]
 
-IMPLEMENTATION = "collective"
 SHAPES = {
     "orders": TableShape(
         {
@@ -48,8 +53,8 @@ def models_of(pack: Pack) -> tuple[CollectiveModel, ...]:
 
 
 def plan_collectives(request: PlanRequest) -> tuple[Check, ...]:
-    """One check a model; it needs no GPU."""
-    return tuple(
+    """One check a model, which needs no GPU, and the trials on GPUs."""
+    models = tuple(
         Check(
             id=f"kernels/{model.name}/collective/every_order",
             stage=StageName.KERNELS,
@@ -60,10 +65,13 @@ def plan_collectives(request: PlanRequest) -> tuple[Check, ...]:
         )
         for model in models_of(request.pack)
     )
+    return (*models, *plan_trials(request))
 
 
 def sample_collective(check: Check, context: StageContext) -> Samples:
-    """Try every order of the model and of its planted fault."""
+    """Try every order of the model and of its planted fault; or run the trials."""
+    if "ranks" in dict(check.parameters):
+        return sample_trials(check, context)
     model = next(m for m in models_of(context.pack) if m.name == check.subject)
     rows = [("optimised", *explore(model, model.ranks)), ("planted", *explore(model, model.planted))]
     table = SampleTable(
@@ -74,6 +82,8 @@ def sample_collective(check: Check, context: StageContext) -> Samples:
 
 def judge_collective(check: Check, samples: Samples) -> Outcome:
     """Wrong in any order fails; explored in part, or with a planted fault unseen, proves nothing. Pure."""
+    if "ranks" in dict(check.parameters):
+        return judge_trials(check, samples)
     if unfit := misshapen(samples, SHAPES):
         return unusable(check, samples, unfit)
     table = samples.table("orders")

@@ -266,7 +266,7 @@ def main(argv: list[str] | None = None) -> int:
             for ranks in asked.ranks
         ]
         is_right = all(rights)
-    if asked.out is not None:
+    if asked.out is not None and int(os.environ.get("RANK", "0")) == 0:
         asked.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return 0 if is_right else 1
 
