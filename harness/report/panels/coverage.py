@@ -24,7 +24,7 @@ def panels(material: Material) -> tuple[Panel, ...]:
         by_kind.setdefault(check.id.split("/")[1], []).append((check, outcome))
     return (
         _share_panel(by_kind.get("path", [])),
-        _causal_panel(by_kind.get("poison", [])),
+        _causal_panel(by_kind.get("poison", []), by_kind.get("causal", [])),
         _envelope_panel(
             material, [pair for kind in ("path", "feature", *FEATURES) for pair in by_kind.get(kind, [])]
         ),
@@ -57,7 +57,8 @@ def _share_panel(pairs: list[tuple[Check, Outcome]]) -> Panel:
     )
 
 
-def _causal_panel(pairs: list[tuple[Check, Outcome]]) -> Panel:
+def _causal_panel(pairs: list[tuple[Check, Outcome]], evals: list[tuple[Check, Outcome]]) -> Panel:
+    """Ops down, evals across: how far drift moves, and how many answers of each eval change."""
     rows = []
     for check, outcome in pairs:
         clean, poisoned = value(outcome, "clean_kl"), value(outcome, "poison_kl")
@@ -72,13 +73,28 @@ def _causal_panel(pairs: list[tuple[Check, Outcome]]) -> Panel:
                 CellView(
                     "-" if moved is None else f"{moved:,.0f}\u00d7" if moved < 1e7 else f"{moved:.0e}\u00d7"
                 ),
+                *(_changed_cell(check.op or "", *pair) for pair in evals),
             )
         )
     return Panel(
         "Causal matrix: op by eval",
         "Each op is made wrong by a visible amount; an eval that does not move is no evidence about that op.",
-        table("op | noticed | #drift, op poisoned (KL) | #drift, clean (KL) | #moved by", rows),
+        table(
+            "op | noticed | #drift, op poisoned (KL) | #drift, clean (KL) | #moved by"
+            + "".join(f" | #{plain(check.subject or '', 40)}, answers changed" for check, _ in evals),
+            rows,
+        ),
     )
+
+
+def _changed_cell(op: str, check: Check, outcome: Outcome) -> CellView:
+    """How many answers of an eval an op changes when it is wrong, darker for more of them."""
+    changed, noise = figure(outcome, f"changed_{op}"), value(outcome, "stock_changed") or 0.0
+    if changed is None or changed.value is None:
+        return CellView("never ran", "none", f"#{anchor(check.id)}")
+    total = int("".join(filter(str.isdigit, changed.note)) or 0)
+    tone = f"heat-{min(9, int(9 * changed.value / total))}" if total and changed.value > noise else "none"
+    return CellView(f"{changed.value:g} of {total}", tone, f"#{anchor(check.id)}")
 
 
 def _envelope_panel(material: Material, pairs: list[tuple[Check, Outcome]]) -> Panel:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from harness.domain.check import Check, Control, Figure, Outcome, Samples, Status, judged
 from harness.domain.table_shape import misshapen, unusable
+from harness.stages.coverage.causal import judge_causal
 from harness.stages.coverage.judging_requests import (
     judge_feature,
     judge_prefix,
@@ -57,6 +58,7 @@ def judge(check: Check, samples: Samples) -> Outcome:
         "collective": judge_collective,
         "layer": judge_layer,
         "rebuild": judge_rebuild,
+        "causal": judge_causal,
     }
     return judges[kind](check, samples)
 

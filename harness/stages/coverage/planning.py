@@ -29,9 +29,11 @@ CPU_CONTEXT = 16384
 """Longest context that a path check fills on a CPU."""
 COST_PER_ROW_S = 0.02
 """Measured on 2 cores with the nano model: one row of one step, all arms of a check."""
-OTHER_COST_S = {"layer": 20.0, "rebuild": 8.0}
+CAUSAL_STEPS = 16
+"""Tokens that a feature writes for each prompt."""
+OTHER_COST_S = {"layer": 20.0, "rebuild": 8.0, "causal": 60.0}
 """A layer on an H200: weights in every layout, capture and traces of both arms; the first of a kind compiles.
-Two builds: two processes that load torch side by side."""
+Two builds: two processes that load torch side by side. Causal: thirteen arms over an eval's questions."""
 DEFAULTS: dict[str, Setting] = {
     "clean_kl_margin": 4.0,
     "verify_kl_margin": 2.0,
@@ -73,6 +75,10 @@ class _Wanted:
     """What a demanded cell must hold, where that is more than the policy's own `min_tokens`."""
     unavailable: str | None = None
     is_demanded: bool = False
+    is_optional: bool = False
+    """What no policy asks for unless it names the kind."""
+    model: str = ""
+    """The pack's small model where it is empty."""
 
 
 def plan(request: PlanRequest) -> tuple[Check, ...]:
@@ -121,6 +127,7 @@ def _all_wanted(request: PlanRequest) -> Iterator[_Wanted]:
             "poison", op.name, base,
             "making this op visibly wrong changes the drift eval, so the eval covers it", op=op.name,
         )  # fmt: skip
+    yield from _causal_wanted(request, base)
     for name in TRANSITIONS:
         if name != "draft_rejected" or has_verify:
             yield _Wanted(
@@ -142,6 +149,24 @@ def _all_wanted(request: PlanRequest) -> Iterator[_Wanted]:
         "ledger", "cost", base, "keeping the ledger costs less than the allowed share of a decode step",
         steps=24,
     )  # fmt: skip
+
+
+def _causal_wanted(request: PlanRequest, base: Cell) -> Iterator[_Wanted]:
+    """A check an eval, in full runs: the embedded tasks, and the features that choose tokens. An eval may be
+    blind to an op that others see; that is worth knowing and stops nobody.
+    """
+    if not request.is_full:
+        return
+    proves = "making each op visibly wrong changes this eval's answers, so the eval covers it"
+    small = request.pack.smoke_model
+    columns: list[tuple[str, str, int | None]] = []
+    columns += [(task.name, task.model, task.stop_token) for task in request.pack.eval_tasks()]
+    columns += [(name, small, None) for name in request.claim.features if name in FEATURES]
+    for name, model, stop in columns:
+        yield _Wanted(
+            "causal", name, base.model_copy(update={"batch": 1}), proves, steps=CAUSAL_STEPS,
+            more=(("is_drawn", False), ("stop_token", stop)), model=model, is_optional=True,
+        )  # fmt: skip
 
 
 def _touched(request: PlanRequest) -> tuple[str, ...]:
@@ -301,8 +326,8 @@ def _check(request: PlanRequest, wanted: _Wanted) -> Check:
     if request.claim.envelope.level(cell.arch) != "dispatched":
         missing = f"the claim does not dispatch on {cell.arch}"
     parameters: tuple[tuple[str, Scalar], ...] = (
-        ("kind", kind), ("model", request.pack.smoke_model), ("seed", request.seed), ("steps", steps),
-        ("poison_scale", POISON_SCALE),
+        ("kind", kind), ("model", wanted.model or request.pack.smoke_model), ("seed", request.seed),
+        ("steps", steps), ("poison_scale", POISON_SCALE),
         ("implementation", "cpu" if cell.arch == "cpu" else "cute"),
         ("is_traced", kind == "path" and wanted.name != "long_run"),
         *(wanted.more or (("is_drawn", False),)),
@@ -320,7 +345,7 @@ def _check(request: PlanRequest, wanted: _Wanted) -> Check:
         thresholds=tuple(Threshold(name=key, value=value) for key, value in sorted(limits.items())),
         parameters=parameters,
         tier=Tier.SMOKE if cell.arch == "cpu" else Tier.RANK,
-        is_required=wanted.is_demanded or not subjects or kind in subjects,
+        is_required=wanted.is_demanded or kind in subjects or (not subjects and not wanted.is_optional),
         cost_s=OTHER_COST_S[kind]
         if kind in OTHER_COST_S
         else 0.3 + COST_PER_ROW_S * cell.rows * steps / 3 + cell.context * 0.001,

@@ -12,7 +12,15 @@ from typing import Any
 from harness.domain.check import SampleTable
 from harness.stages.coverage.probe import Probe, Row, divergences
 
-__all__ = ["ACCEPTED", "sample_feature", "sample_prefix", "sample_reuse", "sample_uneven", "sample_verify"]
+__all__ = [
+    "ACCEPTED",
+    "chooser",
+    "sample_feature",
+    "sample_prefix",
+    "sample_reuse",
+    "sample_uneven",
+    "sample_verify",
+]
 
 ACCEPTED = (3, 1, 2, 4, 1)
 """Rows kept of each verify step: all but one, only the request's own, half, all."""
@@ -137,7 +145,7 @@ def sample_feature(probe: Probe) -> tuple[SampleTable, ...]:
     fields["max_context"] = probe.cell.context + probe.planned_steps + 8
     with probe.session("on", probe.request("optimised", **fields)) as session:
         prompts = probe.random_texts(session.vocab_size, probe.cell.batch, probe.cell.context)
-        choose, allowed = _chooser(name, session.vocab_size, int(probe.check.parameter("seed") or 0))
+        choose, allowed = chooser(name, session.vocab_size, int(probe.check.parameter("seed") or 0))
         texts, on = generate(session, prompts, probe.planned_steps, choose)
     fields.pop("prefill_chunk", None)
     with probe.session("off", probe.request("stock", **fields)) as session:
@@ -186,7 +194,7 @@ def _stack(rows: Sequence[Any]) -> Any:
     return stack_rows(rows)
 
 
-def _chooser(name: str, vocab: int, seed: int) -> Any:
+def chooser(name: str, vocab: int, seed: int) -> Any:
     """(what picks a token, which tokens the feature allows at a step)."""
     from harness.engines.in_process import among, drawn_at
 

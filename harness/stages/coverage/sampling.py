@@ -10,6 +10,7 @@ from harness.domain.cell import Cell
 from harness.domain.check import Check, Outcome, Samples, SampleTable
 from harness.domain.pack import Arm, LayerRequest
 from harness.domain.stage import StageContext
+from harness.stages.coverage.causal import sample_causal
 from harness.stages.coverage.judging import judge
 from harness.stages.coverage.probe import (
     DRAWN_LAYER,
@@ -59,6 +60,7 @@ def sample(check: Check, context: StageContext) -> Samples:
         "collective": _sample_collective,
         "layer": _sample_layer,
         "rebuild": sample_rebuild,
+        "causal": sample_causal,
     }
     tables = recorders[str(check.parameter("kind"))](Probe(check, context))
     return Samples(check=check.id, tier=context.tier, tables=tables)

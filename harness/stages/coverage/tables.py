@@ -85,6 +85,18 @@ SHAPES: Mapping[str, TableShape] = {
         },
         key=("build", "kind", "name"),
     ),
+    "answers": TableShape(
+        {
+            "arm": choice("stock", "clean", "poison"),
+            "op": TEXT,
+            "item": TEXT,
+            "tokens": COUNT,
+            "digest": TEXT,
+            "is_right": FLAG,
+        },
+        key=("arm", "op", "item"),
+    ),
+    "ran": TableShape({"op": TEXT, "launches": COUNT}, key=("op",)),
     "touched": TableShape({"name": TEXT}, key=("name",)),
     "layer_steps": TableShape(
         {"arm": TEXT, "path": choice("stock", "optimised"), "tokens": COUNT}, key=("arm",)
@@ -112,6 +124,7 @@ _TABLES: Mapping[str, tuple[str, ...]] = {
     "state": ("writes", "after_off", "divergence"),
     "ledger": ("costs",),
     "collective": ("sums",),
+    "causal": ("answers", "ran"),
     "rebuild": ("two_builds", "loaded", "touched"),
     "layer": ("kernels", "traces", "spans", "layer_steps"),
 }
