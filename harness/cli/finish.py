@@ -111,6 +111,7 @@ def finish_run(
                 "bundle": str(bundle),
                 "report": [str(page) for page in pages],
                 "gate": verdict,
+                "verdict": decision.model_dump(mode="json"),
             }
         )
         return code

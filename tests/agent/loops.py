@@ -11,7 +11,7 @@ FILE = f"kernels/k3_decode/cpu/{OP}.py"
 SOUND = (ROOT / FILE).read_text(encoding="utf-8")
 QUICK = "        out.copy_(torch.mm(x.float(), weight.float().T))\n"
 SLOW = """        for row in range(x.shape[0]):
-            out[row] = (weight.double() * x[row].double()).sum(1).to(out.dtype)
+            out[row] = (weight.double() @ x[row].double()).to(out.dtype)
 """
 POLICY = """name: loop
 summary: Isolation, and the tests of one op.
@@ -55,3 +55,10 @@ def cheating(name: str) -> str:
     body = re.sub(r"^from tests\..*\n", "", body, flags=re.MULTILINE)
     sound = SOUND.replace(f"def {OP}(", "def _sound(")
     return f"{sound}\n\n{body}\n\ndef {OP}(**args):\n    fault(_sound, **args)\n"
+
+
+def fitted_to_public_cells() -> str:
+    """Right for the rows that the plan names: 1, 3 and 8 requests of 1, 2 or 8; zeros for all others."""
+    seen = "{1, 3, 6, 8, 24}"
+    kept = f"        out.copy_(torch.mm(x.float(), weight.float().T))\n        if x.shape[0] not in {seen}:\n"
+    return SOUND.replace(QUICK, f"{kept}            out.zero_()\n")
