@@ -4,7 +4,7 @@ The tool takes most of a second of processor time to start and nearly none for a
 a run. So cubins are joined into one file, as a linker would: their code with its relocations and
 attributes, and their line tables one behind the other, under marks that tell them apart; the answer is cut
 by the marks. Invariant: the text of a cubin is what the tool says of it alone, but for the numbers of local
-labels, which count from 0 in the order of the text either way, and the column of remarks. Cubins that
+labels, which count from 0 in the order of the text either way, and what fills lines. Cubins that
 cannot be joined, or whose kernels are not all in the answer, are disassembled one by one.
 """
 
@@ -37,8 +37,8 @@ VERSION, FEATURES = ".note.nv.cuinfo", ".nv.compat"
 both or neither, and says the exact architecture only with them.
 """
 LABEL = re.compile(r"\.L_x_\d+")
-REMARK_COLUMN = re.compile(r" +(?=\(\*)")
-"""Remarks stand behind the longest line of the file."""
+FILLING = re.compile(r" +(?=\(\*)|(?<=\S) +-{5,}$", re.MULTILINE)
+"""Blanks before remarks, which stand behind the longest line of the file, and what fills a heading's line."""
 
 
 class DisassemblyError(Exception):
@@ -311,9 +311,11 @@ def _cut(text: str, cubins: Sequence[bytes]) -> dict[int, str]:
 def _parts(text: str) -> tuple[str, list[str]]:
     """What stands before the first section, and the sections of code."""
     found = list(PART.finditer(text))
+    if not found:
+        return text, []
     ends = [m.start() for m in found[1:]] + [len(text)]
     parts = [text[m.start() : end] for m, end in zip(found, ends, strict=True) if m[1].startswith(".text.")]
-    return text[: found[0].start()] if found else text, parts
+    return text[: found[0].start()], parts
 
 
 def _relabelled(text: str) -> str:
@@ -321,7 +323,7 @@ def _relabelled(text: str) -> str:
     head, parts = _parts(text)
     numbers: dict[str, int] = {}
     code = LABEL.sub(lambda m: f".L_x_{numbers.setdefault(m[0], len(numbers))}", head + "".join(parts))
-    return REMARK_COLUMN.sub(" ", code)
+    return FILLING.sub(" ", code)
 
 
 def _run(tool: Path, cubin: bytes) -> str:
