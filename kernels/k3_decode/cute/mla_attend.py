@@ -27,8 +27,9 @@ replays the tile map in numpy; its GPU tests compare with the float64 oracle ove
 regimes. On an H200 it agreed with the oracle in 108 cells (TP1 to TP16, both caches, 1 to 8 rows), and at
 1,048,576 tokens over pages scattered past 2 GiB; calls alone, back to back and in replays gave the same bits;
 memcheck is clean. racecheck names the copies that refill a stage against its former readers, and nothing
-else: they are ordered by the readers' arrivals at an mbarrier on which the loading warps wait, and the
-checker does not follow those to a bulk copy. sm_100a and sm_103a were never run.
+else: they are ordered by the readers' arrivals at an mbarrier on which the loading warps wait. With named
+barriers of the block in its place, at which every reader arrives, it names them as well, so it counts no
+barrier before a bulk copy. sm_100a and sm_103a were never run.
 """
 
 from collections.abc import Callable

@@ -21,7 +21,9 @@ in fp32; SiTU in fp32 on unrounded sums, hidden values rounded to bf16, the outp
 depends on the constants alone. NaN and infinities propagate.
 
 Validation: `tests/k3_decode/cute/test_narrow_mlp.py` compiles it for the three architectures and replays its
-tiles and lane maps in numpy; its GPU tests compare cells with the float64 oracle and count launches.
+tiles and lane maps in numpy; its GPU tests compare cells with the float64 oracle and count launches. On an
+H200 memcheck, racecheck and synccheck are clean over whole MLPs and the down-projection alone, at K3's widths
+and at small ones. sm_100a and sm_103a were never run.
 """
 
 from collections.abc import Callable

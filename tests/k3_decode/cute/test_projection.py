@@ -15,7 +15,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not inst
 from k3_decode.compile import find_disassembler
 from k3_decode.cute import projection as op
 from k3_decode.cute import row_gemm, row_plan, row_stream, row_sums
-from k3_decode.cute.plans import plan_for
+from k3_decode.cute.plans import FEW, plan_for, plans_by_architecture
 from k3_decode.cute.row_plan import Plan
 from k3_decode.cute.variant import COMPILED, DISPATCHED
 
@@ -112,6 +112,18 @@ def test_partial_sums_of_eight_tokens_hit_every_bank_once(rows: int) -> None:
 def test_shared_memory_of_every_variant_leaves_room_for_the_next_kernel() -> None:
     plans = [plan_for(m, k, b, True) for m, k in ((6288, 7168), (7168, 1536)) for b in (1, 16)]
     assert max(row_plan.shared_layout(plan).size for plan in plans) <= 110 * 1024
+
+
+def test_every_plan_that_a_step_may_get_is_among_the_variants() -> None:
+    known = dict(plans_by_architecture(tuple(FEW)))
+    for is_grouped, architectures in ((True, DISPATCHED), (False, COMPILED)):
+        plans = {plan_for(*shape, tokens, is_grouped) for shape in FEW for tokens in range(1, 65)}
+        assert all(set(architectures) <= set(known[plan]) for plan in plans)
+
+
+def test_one_token_and_two_have_tilings_of_their_own_where_a_layer_gains() -> None:
+    assert [plan_for(896, 3584, tokens, True).k_warps for tokens in (1, 2)] == [4, 8]
+    assert [plan_for(6288, 7168, tokens, True).row_tiles for tokens in (1, 2, 3)] == [3, 2, 3]
 
 
 def test_a_k_that_is_no_multiple_of_32_is_refused() -> None:
