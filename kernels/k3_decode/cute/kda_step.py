@@ -27,8 +27,8 @@ Validation: `tests/k3_decode/cute/test_kda_step.py` compiles every variant for t
 replays the lane maps in numpy; its GPU tests compare with the float64 oracle over heads, batches, rows and
 input regimes, the conv state bit for bit, and graph replays with changed inputs. On an H200 all of that, TP8
 and TP16 at 1 to 64 requests and 2 to 8 rows; calls alone, back to back and in replays the same bits; memcheck
-clean; racecheck clean but for one warning in the ring, where a warp refills a place behind its own barrier: it
-stays with a named barrier of the block there, so the checker counts none before a bulk copy.
+clean; racecheck clean but for one warning in the ring, where a warp refills a place behind its own barrier:
+with a named barrier of the block there it warns as well, so it counts none before a bulk copy.
 sm_100a and sm_103a were never run.
 """
 
