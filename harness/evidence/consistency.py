@@ -132,6 +132,7 @@ def check_samples(work: Work, notes: Notes) -> None:
     checks = {c.id: c for c in plan.checks}
     owners: dict[str, Outcome] = {samples_folder(o.check): o for o in work.outcomes}
     held: dict[str, set[str]] = {}
+    stopped = _first_stop(work.outcomes, checks)
     for name in work.sizes:
         if name.startswith(f"{SAMPLES}/"):
             held.setdefault(_sample_folder(name), set()).add(name)
@@ -143,7 +144,7 @@ def check_samples(work: Work, notes: Notes) -> None:
         check = checks.get(outcome.check)
         if f"{folder}/{SAMPLES_HEADER}" not in work.sizes:
             if check is not None:
-                _require_skipped(check, outcome, work.outcomes, checks, notes)
+                _require_skipped(check, outcome, stopped, notes)
             continue
         try:
             header = read_header(work.folder, outcome.check)
@@ -161,20 +162,23 @@ def check_samples(work: Work, notes: Notes) -> None:
             notes.wrong(name, "and the samples' header do not name the same tables")
 
 
-def _require_skipped(
-    check: Check, outcome: Outcome, outcomes: list[Outcome], checks: dict[str, Check], notes: Notes
-) -> None:
+def _first_stop(outcomes: list[Outcome], checks: dict[str, Check]) -> int:
+    """Place of the first stage that may have stopped the run; after all stages where none may."""
+    blocking = (
+        STAGES.index(checks[o.check].stage)
+        for o in outcomes
+        if o.status not in (Status.PASS, Status.SKIPPED) and o.check in checks
+    )
+    return min(blocking, default=len(STAGES))
+
+
+def _require_skipped(check: Check, outcome: Outcome, stopped: int, notes: Notes) -> None:
     """An outcome without samples: SKIPPED, empty, and for a reason that the plan or an earlier stage
     gives.
     """
     if outcome.status is not Status.SKIPPED or outcome.figures or outcome.findings or outcome.control:
         notes.wrong(outcome.check, f"is {outcome.status} but has no samples")
-    elif check.unavailable is None and not any(
-        o.status not in (Status.PASS, Status.SKIPPED)
-        and o.check in checks
-        and STAGES.index(checks[o.check].stage) < STAGES.index(check.stage)
-        for o in outcomes
-    ):
+    elif check.unavailable is None and STAGES.index(check.stage) <= stopped:
         notes.wrong(
             outcome.check, "is SKIPPED, but the plan could run it here and no earlier stage stopped the run"
         )
