@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 from mcp import ClientSession
-from mcp.client.streamable_http import streamablehttp_client
+from mcp.client.streamable_http import streamable_http_client
 
 OP = os.environ["FASTTRACK_OP"]
 HERE = Path(os.environ["FASTTRACK_WORKSPACE"])
@@ -20,7 +21,12 @@ def in_session(work: Callable[[ClientSession], Awaitable[None]]) -> None:
     async def run() -> None:
         headers = {"Authorization": f"Bearer {os.environ['FASTTRACK_MCP_TOKEN']}"}
         async with (
-            streamablehttp_client(os.environ["FASTTRACK_MCP_URL"], headers) as (reader, writer, _),
+            httpx.AsyncClient(headers=headers, timeout=3600) as client,
+            streamable_http_client(os.environ["FASTTRACK_MCP_URL"], http_client=client) as (
+                reader,
+                writer,
+                _,
+            ),
             ClientSession(reader, writer) as session,
         ):
             await session.initialize()
