@@ -86,6 +86,7 @@ class Decode:
         experts: Sequence[Bound],
         context: Callable[[], Any],
         observer: Callable[[Decision], None],
+        decline: Callable[[int, str], None] = lambda rows, why: None,
     ) -> None:
         self._backbone, self._deployment, self._context = backbone, deployment, context
         shapes, model = deployment.shapes, deployment.shapes.model
@@ -105,6 +106,7 @@ class Decode:
         self._head_mix = before_head(model.layers, model.attn_res_block or 0)
         self._dispatcher = Dispatcher(deployment.guard, deployment.site, observer)
         self._dispatcher.is_on = True
+        self._decline = decline
         self._planned = 0
         self._nothing: dict[int, _Nothing] = {}
 
@@ -158,18 +160,12 @@ class Decode:
 
     def plan(self, positions: torch.Tensor, intermediate_tensors: Any) -> LayerSteps | None:
         """This step's inputs, or None for the stock forward."""
+        if not self._is_capturing():
+            return None
         rows = positions.shape[0]
-        if (
-            intermediate_tensors is not None
-            or not self._is_capturing()
-            or rows not in self._deployment.batches
-        ):
-            return None
-        context = self._context()
-        if context is None or getattr(context.cudagraph_runtime_mode, "name", "") != "FULL":
-            return None
-        found = self._metadata(context, rows)
-        if found is None or self._backbone.aux_hidden_state_layers:
+        found = self._planned_step(rows, intermediate_tensors)
+        if isinstance(found, str):
+            self._decline(rows, found)
             return None
         facts = StepFacts(
             step=self._planned, phase="decode", rows_by_request=(1,) * rows, is_graph=True,
@@ -177,6 +173,23 @@ class Decode:
         )  # fmt: skip
         self._planned += 1
         return found if self._dispatcher.decide(facts).path == "optimised" else None
+
+    def _planned_step(self, rows: int, intermediate_tensors: Any) -> LayerSteps | str:
+        """A capture's step, or why it is stock's. vLLM captures a FULL graph under the mode NONE, and those
+        that it keys by tokens alone under PIECEWISE.
+        """
+        if intermediate_tensors is not None:
+            return "input of a pipeline stage"
+        if rows not in self._deployment.batches:
+            return "a batch that is not prepared"
+        context = self._context()
+        if context is None:
+            return "no forward context"
+        if getattr(context.cudagraph_runtime_mode, "name", "") == "PIECEWISE":
+            return "a piecewise graph"
+        if self._backbone.aux_hidden_state_layers:
+            return "auxiliary hidden states are asked for"
+        return self._metadata(context, rows)
 
     def run(
         self, step: LayerSteps, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None
@@ -196,20 +209,22 @@ class Decode:
     def _is_capturing(self) -> bool:
         return self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
-    def _metadata(self, context: Any, rows: int) -> LayerSteps | None:
-        """Every layer's inputs; None where a layer has other than plain decode rows in this step."""
+    def _metadata(self, context: Any, rows: int) -> LayerSteps | str:
+        """Every layer's inputs, or why a layer has other than plain decode rows in this step."""
         by_layer, slots = context.attn_metadata, context.slot_mapping
         if not isinstance(by_layer, Mapping) or not isinstance(slots, Mapping):
-            return None
+            return "no metadata by layer"
         steps = []
         for index, layer in enumerate(self._modules):
             name = _name(layer.self_attn)
             metadata = by_layer.get(name)
-            if metadata is None or metadata.num_prefills or getattr(metadata, "num_spec_decodes", 0):
-                return None
+            if metadata is None:
+                return f"no metadata of {name}"
+            if metadata.num_prefills or getattr(metadata, "num_spec_decodes", 0):
+                return f"prompts or drafts in {name}"
             if self._deployment.shapes.model.is_mla(index):
                 if metadata.num_decode_tokens != rows or metadata.decode is None:
-                    return None
+                    return f"{metadata.num_decode_tokens} decode rows in {name}, not {rows}"
                 steps.append(self._mla_step(metadata.decode, slots[name], rows))
             else:
                 steps.append(self._kda_step(metadata.non_spec_state_indices_tensor, rows))

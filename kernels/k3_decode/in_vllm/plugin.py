@@ -199,17 +199,22 @@ def _build(backbone: Any, vllm_config: Any, settings: Settings) -> Any:
     def context() -> Any:
         return get_forward_context() if is_forward_context_available() else None
 
-    def tell(decision: Any) -> None:
-        words = json.dumps(asdict(decision))
+    def write(words: str) -> None:
         log.info("k3_decode: %s", words)
         if settings.ledger is not None:
             with settings.ledger.open("a", encoding="utf-8") as file:
                 file.write(words + "\n")
 
+    def tell(decision: Any) -> None:
+        write(json.dumps(asdict(decision)))
+
+    def decline(rows: int, why: str) -> None:
+        write(json.dumps({"rows": rows, "path": "stock", "reason": why}))
+
     experts = [
         getattr(layer.mlp.experts.routed_experts, EXPERTS) for layer in backbone.layers if layer.is_moe_layer
     ]
-    built = Decode(backbone, deployment, table, experts, context, tell)
+    built = Decode(backbone, deployment, table, experts, context, tell, decline)
     log.warning(
         "k3_decode: fused decode on SM90 for %s rows%s", deployment.batches,
         f", {settings.poison} POISONED" if settings.poison else "",

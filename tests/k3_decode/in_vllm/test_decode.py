@@ -1,5 +1,5 @@
-"""The decode inside vLLM over a stand-in of vLLM's backbone: the numbers of the pack's own step, whatever slots
-and pages each group of layers has.
+"""The decode inside vLLM over a stand-in of vLLM's backbone: the numbers of the pack's own step, whatever
+slots and pages each group of layers has.
 """
 
 from types import SimpleNamespace
@@ -19,10 +19,11 @@ from k3_decode.state import KdaState, RankCaches, StepInputs
 
 CPU = torch.device("cpu")
 ROWS = 2
-FULL, PIECEWISE = SimpleNamespace(name="FULL"), SimpleNamespace(name="PIECEWISE")
+FULL, PIECEWISE = SimpleNamespace(name="NONE"), SimpleNamespace(name="PIECEWISE")
+"""Modes under which vLLM captures graphs: a full one under none of its own."""
 
 
-def holder(tensor: torch.Tensor) -> SimpleNamespace:
+def holder(tensor: torch.Tensor | None) -> SimpleNamespace:
     """A module with a weight."""
     return SimpleNamespace(weight=SimpleNamespace(data=tensor))
 
@@ -111,10 +112,12 @@ class Served:
         if poison is not None:
             table = poisoned(table, poison, 2.0)
         self.backbone, self.decisions = backbone_of(weights), list[Decision]()
+        self.declines: list[tuple[int, str]] = []
+        names = ("w13", "w13_scale", "w2", "w2_scale")
         experts = [
-            table["experts"].prepare(w13=w.ffn.w13, w13_scale=w.ffn.w13_scale, w2=w.ffn.w2, w2_scale=w.ffn.w2_scale)
-            for w in weights.layers[1:]
-        ]  # fmt: skip
+            table["experts"].prepare(**{name: getattr(layer.ffn, name) for name in names})
+            for layer in weights.layers[1:]
+        ]
         site = Site(
             arch="cpu", tp=1, dcp=1, kv_dtype="bf16", layers=shapes.model.layers, is_supported_model=True
         )
@@ -125,8 +128,9 @@ class Served:
             layer.self_attn.kv_cache = self.caches.mla[index] if kda is None else (kda.conv, kda.recurrent)
         self.context: Any = None
         self.decode = Decode(
-            self.backbone, deployment, table, experts, lambda: self.context, self.decisions.append
-        )
+            self.backbone, deployment, table, experts, lambda: self.context, self.decisions.append,
+            lambda rows, why: self.declines.append((rows, why)),
+        )  # fmt: skip
         self.decode._is_capturing = lambda: True  # type: ignore[method-assign]  # a CPU captures nothing
         self.decode.prepare_kv()
 
@@ -232,9 +236,20 @@ def test_a_planned_step_is_told_with_its_reason(weights: ModelWeights) -> None:
     ]
 
 
-@pytest.mark.parametrize("change", ["piecewise", "prefill", "drafts", "rows", "stage", "no context", "aux"])
-def test_a_step_that_is_no_plain_decode_under_a_full_graph_is_left_to_stock(
-    weights: ModelWeights, change: str
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("piecewise", "a piecewise graph"),
+        ("prefill", "prompts or drafts in layers.0"),
+        ("drafts", "prompts or drafts in layers.1"),
+        ("rows", "a batch that is not prepared"),
+        ("stage", "input of a pipeline stage"),
+        ("no context", "no forward context"),
+        ("aux", "auxiliary hidden states are asked for"),
+    ],
+)
+def test_a_step_that_is_no_plain_decode_under_a_full_graph_is_left_to_stock_and_says_why(
+    weights: ModelWeights, change: str, why: str
 ) -> None:
     served = Served(weights)
     mode = PIECEWISE if change == "piecewise" else FULL
@@ -247,8 +262,9 @@ def test_a_step_that_is_no_plain_decode_under_a_full_graph_is_left_to_stock(
         served.context = None
     if change == "aux":
         served.backbone.aux_hidden_state_layers = (1,)
-    stage = object() if change == "stage" else None
-    assert served.decode.plan(torch.zeros(3 if change == "rows" else ROWS), stage) is None
+    rows = 3 if change == "rows" else ROWS
+    assert served.decode.plan(torch.zeros(rows), object() if change == "stage" else None) is None
+    assert served.declines == [(rows, why)]
 
 
 def test_outside_of_a_capture_the_stock_forward_runs(weights: ModelWeights) -> None:
