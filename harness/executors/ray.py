@@ -299,7 +299,7 @@ def _connect(ray: Any, address: str | None) -> None:
             ray.init(address="local", include_dashboard=False, **quiet)
         else:
             ray.init(address=address, **quiet)
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # what Ray raises where a node does not come up
         raise DeviceMissing(
             f"no Ray cluster answers at {address or 'this machine'} "
             f"({str(error).strip().splitlines()[0][:200]}); start one (`ray start --head`), or leave "

@@ -125,6 +125,7 @@ def _checks(request: PlanRequest, sweep: Sweep) -> Iterator[Check]:
     missing = None
     if request.claim.envelope.level(arch) != "dispatched":
         missing = f"the claim does not dispatch on {arch}"
+    thresholds = _thresholds(request)
     for cell in sweep_cells(sweep, request.claim.envelope, arch, request.is_full):
         parameters: tuple[tuple[str, Scalar], ...] = (
             ("model", request.pack.smoke_model), ("seed", request.seed),
@@ -137,7 +138,7 @@ def _checks(request: PlanRequest, sweep: Sweep) -> Iterator[Check]:
             proves="an optimised decode step takes no longer than promised against stock, beyond the noise",
             cell=cell,
             subject=sweep.name,
-            thresholds=_thresholds(request),
+            thresholds=thresholds,
             parameters=parameters,
             tier=Tier.SMOKE if arch == "cpu" else Tier.RANK,
             cost_s=COST_PER_CELL_S + cell.batch * (COST_PER_ROW_S + COST_PER_PROMPT_TOKEN_S * cell.context),
@@ -150,6 +151,7 @@ def _layer_checks(request: PlanRequest, sweep: Sweep) -> Iterator[Check]:
     arch, envelope = request.machine.arch, request.claim.envelope
     if arch == "cpu" or envelope.level(arch) != "dispatched":
         return
+    thresholds = _thresholds(request)
     offered = [kind for kind in sweep.kinds if kind in request.pack.timed_kinds()]
     for kind, layout in product(offered, sweep.layouts):
         for cell in sweep_cells(sweep, envelope, arch, request.is_full):
@@ -161,7 +163,7 @@ def _layer_checks(request: PlanRequest, sweep: Sweep) -> Iterator[Check]:
                 proves="an optimised layer takes no longer than promised against the best stock one",
                 cell=cell,
                 subject=sweep.name,
-                thresholds=_thresholds(request),
+                thresholds=thresholds,
                 parameters=(
                     ("kind", kind),
                     ("layout", layout),
