@@ -6,12 +6,16 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.evals import BundleA, BundleB
+from harness.cli.evals import BundleA, BundleB, EngineName, ServerFile
 from harness.cli.selectors import Address, ExecutorName, JsonOutput, Out, Resume, Selection, selecting
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True)
+Batches = Annotated[
+    list[int] | None, typer.Option("--batch", min=1, help="Requests at once, of servers; may be repeated.")
+]
+OutputTokens = Annotated[int, typer.Option("--output", min=2, help="Tokens of an answer, of servers.")]
 
 
 @app.command()
@@ -23,9 +27,19 @@ def run(
     resume: Resume = False,
     executor: ExecutorName = "local",
     address: Address = None,
+    engine: EngineName = "in-process",
+    server: ServerFile = None,
+    batch: Batches = None,
+    tokens: OutputTokens = 100,
     json: JsonOutput = False,
 ) -> None:
-    """Time decode steps, stock against optimised, into a bundle."""
+    """Time decode steps, stock against optimised, into a bundle; whole servers with --engine vllm.
+
+    Servers are timed by `vllm bench serve` into a report, which no gate counts: 0 where the optimised one is
+    not slower beyond noise, 1 where it is, 2 where the comparison is invalid.
+    """
+    if engine != "in-process" or server is not None:
+        raise typer.Exit(bench_servers(engine, server, batch or [1, 8], tokens, out, as_json=json))
     from harness.cli.finish import RunOptions, cluster_of, validate_selection
 
     chosen = replace(selection, stages=("sweep",), only=tuple(name or selection.only))
@@ -33,10 +47,54 @@ def run(
     raise typer.Exit(validate_selection(chosen, out, how))
 
 
+def bench_servers(
+    engine: str, server: Path | None, batches: list[int], tokens: int, out: Path, *, as_json: bool
+) -> int:
+    """Exit code of a timed comparison of two servers; prints it and writes `bench.json` into `out`."""
+    from harness.cli.console import err, print_json
+    from harness.cli.console import out as console
+    from harness.domain.errors import InputError
+    from harness.engines.bench_serve import Load, bench_arms
+    from harness.engines.served import load_settings
+
+    if engine != "vllm" or server is None:
+        raise InputError("servers are timed with `--engine vllm --server FILE`, both together")
+    loads = [Load(concurrency=size, output_tokens=tokens) for size in batches]
+    report = bench_arms(load_settings(server), loads, out, lambda words: err.print(words, markup=False))
+    (out / "bench.json").write_text(report.model_dump_json(indent=1), encoding="utf-8")
+    if as_json:
+        print_json(report)
+    for row in () if as_json else report.rows:
+        words = f"{row.load.concurrency} at once: {row.status}, {row.words}"
+        console.print(words, markup=False, soft_wrap=True)
+    if any(row.status == "INVALID" for row in report.rows):
+        return 2
+    return int(any(row.high is not None and row.high < 1 - float(row.noise or 0) for row in report.rows))
+
+
 @app.command()
 def compare(first: BundleA, second: BundleB, json: JsonOutput = False) -> None:
-    """Compare the sweeps of two bundles: 0 alike, 1 not, 2 not comparable."""
-    from harness.cli.compare import compare_stage
-    from harness.domain.check import StageName
+    """Say whether two sweeps can be compared, then how much faster the second is in each cell.
 
-    raise typer.Exit(compare_stage(first, second, StageName.SWEEP, as_json=json))
+    Exit code: 0 alike, 1 not, 2 not comparable.
+    """
+    from harness.cli.console import out, outcome_table, print_json
+    from harness.evidence.pack import bundle_folder
+    from harness.evidence.reader import open_bundle
+    from harness.stages.sweep.comparing import compare_sweeps
+
+    with bundle_folder(first) as one_folder, bundle_folder(second) as two_folder:
+        one, two = open_bundle(one_folder), open_bundle(two_folder)
+        found = compare_sweeps((one.plan, one.outcomes), (two.plan, two.outcomes))
+    if json:
+        print_json({**found.model_dump(mode="json"), "exit_code": found.exit_code})
+        raise typer.Exit(found.exit_code)
+    for obstacle in found.obstacles:
+        out.print(f"not comparable: {obstacle}", markup=False, soft_wrap=True)
+    if found.cells:
+        rows = [
+            ("-" if c.ratio is None else f"{c.ratio:.2f}x [{c.low:.2f}, {c.high:.2f}]", c.check, c.words)
+            for c in found.cells
+        ]
+        out.print(outcome_table(f"{first.name} over {second.name}", rows))
+    raise typer.Exit(found.exit_code)
