@@ -46,7 +46,7 @@ class Ledger:
             return
         key = (
             d.phase, d.requests, d.rows, d.tokens, d.batch_bucket, d.is_graph, d.tp, d.dcp, d.drafts, d.path,
-            d.reason, d.layer_paths, d.collective,
+            d.reason, d.layer_paths, d.collective, d.tuned,
         )  # fmt: skip
         like = self._first.setdefault(key, number)
         if like == number:

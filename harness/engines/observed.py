@@ -54,10 +54,9 @@ class StepBook:
         """The reply with the step of each token: the first comes from the prompt's last step, each later one
         from a decode step of the request's."""
         self._read()
-        mine = [steps for name, steps in self._by_request.items() if request and _is_of(name, request)]
-        steps = mine[0] if len(mine) == 1 else []
-        last_prompt = max((n for n, s in enumerate(steps) if s["phase"] in ("prefill", "mixed")), default=-1)
-        later = [s for s in steps[last_prompt + 1 :] if s["phase"] in ("decode", "mixed")]
+        names = [name for name in self._by_request if request and _is_of(name, request)]
+        steps = self._by_request[names[0]] if len(names) == 1 else []
+        later = [step for step in steps if names[0] not in step["prompts"]]
         count = len(reply.tokens)
         if not count or len(later) < count - 1 or any(s["phase"] == "verify" for s in steps):
             return reply

@@ -5,6 +5,7 @@ started (`url`). Invariant: what both arms share is written once, so that the ar
 own arguments and environment, which are the switch.
 """
 
+import os
 from pathlib import Path
 from typing import Literal, Self
 
@@ -110,6 +111,10 @@ class ServerSettings(Record):
             *self.program, "serve", self.model, f"--served-model-name={self.served_name}", f"--host={host}",
             f"--port={port}", *self.common, *arm.arguments,
         )  # fmt: skip
+
+    def child_environment(self, name: str) -> dict[str, str]:
+        """Variables of a program that belongs to an arm, such as its load generator."""
+        return {**os.environ, **dict(self.environment), **dict(self.arm(name).environment)}
 
     def switch(self) -> str:
         """In words: what the optimised arm has beyond stock."""

@@ -33,7 +33,7 @@ __all__ = ["ServerArm", "VllmServer", "draw_among"]
 PROBE = "The quick brown fox: 0123456789, \u00e9\u4e2d\U0001f600."
 """Text whose tokens tell tokenizers apart."""
 POLL_S = 0.05
-DEATH_S = 2.0
+DEATH_S = 1.0
 DETAIL = 1000
 """Characters of a failure that a reply carries."""
 Fact = tuple[str, str]
@@ -211,6 +211,27 @@ class ServerArm:
             with suppress(ServiceError):  # it may have died since; what it counted before stands
                 self._last = read_metrics(self._client)
         return counted(self._last, self._before)
+
+    @property
+    def failure(self) -> str:
+        """Why it is not up; empty where it is."""
+        return self._failure
+
+    @property
+    def url(self) -> str:
+        """Where it answers; raises `ServiceError`."""
+        return self._living().url
+
+    def watch(self, done: threading.Event, most: list[int]) -> None:
+        """Notes the most requests that ran at once, until it is done."""
+        _watch(self._living(), done, most)
+
+    def path_share(self) -> float | None:
+        """Share of decoded tokens from the optimised path; None where nobody observed."""
+        kinds = [(kind, n) for kind, n in self.ledger().items() if kind.phase in ("decode", "verify")]
+        if self._book is None or not self._book.is_observed() or not kinds:
+            return None
+        return sum(n for kind, n in kinds if kind.path == "optimised") / sum(n for _, n in kinds)
 
     def tokens_of(self, text: str) -> tuple[int, ...]:
         """A text in the server's tokens; raises `ServiceError`."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -37,13 +38,13 @@ def questions(count: int, words: str = "one two three") -> tuple[Ask, ...]:
 
 
 @contextmanager
-def opened(tmp_path: Path, *ways: str, arm: str = "optimised", **more: object) -> Iterator[ServerArm]:
+def opened(tmp_path: Path, *ways: str, arm: str = "optimised", **more: Any) -> Iterator[ServerArm]:
     engine = VllmServer(settings(tmp_path, *ways, **more), tmp_path, tmp_path / "run")
     with closing(engine), engine.open(arm) as server:
         yield server
 
 
-def lost(tmp_path: Path, *ways: str, **more: object) -> Reply:
+def lost(tmp_path: Path, *ways: str, **more: Any) -> Reply:
     """The reply of an optimised arm that is in trouble."""
     with opened(tmp_path, *ways, **more) as server:
         (reply,) = server.answer(questions(1))
@@ -196,7 +197,7 @@ def test_the_server_and_its_children_are_gone_when_the_arm_closes(tmp_path: Path
 
 def test_two_urls_are_asked_side_by_side_and_a_warm_cache_shows_in_the_counters(tmp_path: Path) -> None:
     started = [free_port(), free_port()]
-    ways = ([], ["--behave=warm"])
+    ways: tuple[tuple[str, ...], ...] = ((), ("--behave=warm",))
     servers = [
         ServerProcess(
             (*PROGRAM, "serve", "m", "--served-model-name=fake", f"--port={port}", *way),

@@ -159,6 +159,8 @@ def main() -> None:
     """Serve until ended."""
     ways = tuple(word.partition("=")[2] for word in sys.argv if word.startswith("--behave="))
     print(f"fake server, {ways or 'well behaved'}", flush=True)
+    if sys.argv[1] != "serve":
+        sys.exit(1)
     for way in ways:
         if way in LAST_WORDS:
             print(LAST_WORDS[way], flush=True)

@@ -6,6 +6,7 @@ requests, tokens, graph, path and reason of every step). Nothing of vLLM is repl
 worker and runner objects, by functions that call the original and pass its answer on.
 """
 
+import contextlib
 import json
 import os
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 
 from .points import missing_points, vllm_folder, vllm_version
 
-__all__ = ["VARIABLE", "Notes", "phase_of", "register"]
+__all__ = ["VARIABLE", "Notes", "phase_of", "prompts_of", "register"]
 
 VARIABLE = "FASTTRACK_OBSERVER"
 _MARK = "_fasttrack_observed"
@@ -52,22 +53,16 @@ def register() -> None:
 
 
 class Notes:
-    """Appends lines to a file; a line is written whole. Never raises into vLLM."""
+    """Appends lines to a file, each whole. A file that cannot be written is never vLLM's trouble."""
 
     def __init__(self, path: str) -> None:
         self._path, self._lock = path, threading.Lock()
-        self._file: Any = None
 
     def say(self, kind: str, **facts: object) -> None:
         """One line."""
         line = json.dumps({"kind": kind, **facts}, default=str) + "\n"
-        with self._lock:
-            try:
-                if self._file is None:
-                    self._file = open(self._path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
-                self._file.write(line)
-            except OSError:
-                self._file = None
+        with self._lock, contextlib.suppress(OSError), open(self._path, "a", encoding="utf-8") as file:
+            file.write(line)
 
 
 class _Watch:
@@ -163,20 +158,23 @@ class _Watch:
         self._notes.say(
             "step", step=self._step, phase=phase, requests=len(tokens), tokens=sum(tokens.values()),
             graph=self._graph, rows=self._rows, path=path, reason=reason, ids=list(tokens),
+            prompts=sorted(prompts_of(scheduled)),
         )  # fmt: skip
+
+
+def prompts_of(scheduled: Any) -> set[str]:
+    """Requests of a step that still read their prompt."""
+    cached = scheduled.scheduled_cached_reqs
+    counts = zip(cached.req_ids, cached.num_output_tokens, strict=False)
+    return set(scheduled.num_scheduled_tokens) - {name for name, count in counts if count > 0}
 
 
 def phase_of(scheduled: Any) -> str:
     """`prefill`, `decode`, `verify` or `mixed`, from what the scheduler asks of the step."""
-    cached = scheduled.scheduled_cached_reqs
-    answering = {
-        name for name, count in zip(cached.req_ids, cached.num_output_tokens, strict=False) if count > 0
-    }
-    names = set(scheduled.num_scheduled_tokens)
-    going_on = names & answering
-    if not going_on:
+    prompts = prompts_of(scheduled)
+    if len(prompts) == len(scheduled.num_scheduled_tokens):
         return "prefill"
-    if going_on != names:
+    if prompts:
         return "mixed"
     return "verify" if scheduled.scheduled_spec_decode_tokens else "decode"
 
