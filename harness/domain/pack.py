@@ -48,6 +48,9 @@ class Decision(Record):
     layer_paths: str
     """One letter a layer: `o` optimised, `s` stock."""
     collective: str = "none"
+    tuned: str = ""
+    """Which kernels take a tuned choice, and whether from the entry of this shape or from the nearest; empty:
+    what is built in."""
 
     @classmethod
     def of(cls, decided: object) -> Self:

@@ -150,13 +150,21 @@ class Decision:
     layer_paths: str
     """One letter a layer: `o` optimised, `s` stock."""
     collective: str
+    tuned: str = ""
+    """Kernels of an optimised step that take a tuned choice, each with its entry; empty: what is built in."""
 
 
 class Dispatcher:
     """Decides step by step and tells the observer before the step runs."""
 
-    def __init__(self, guard: Guard, site: Site, observer: Callable[[Decision], None] | None = None) -> None:
-        self._guard, self._site, self._observer = guard, site, observer
+    def __init__(
+        self,
+        guard: Guard,
+        site: Site,
+        observer: Callable[[Decision], None] | None = None,
+        tuned: Callable[[int, int], str] = lambda _requests, _rows: "",
+    ) -> None:
+        self._guard, self._site, self._observer, self._tuned = guard, site, observer, tuned
         self.is_on = False
         """Whether the switch selects the optimised path; may change between steps."""
 
@@ -182,6 +190,7 @@ class Dispatcher:
             reason=reason,
             layer_paths=("o" if is_taken else "s") * site.layers,
             collective=site.collective,
+            tuned=self._tuned(len(facts.rows_by_request), rows) if is_taken else "",
         )
         if self._observer is not None:
             self._observer(decision)

@@ -9,6 +9,7 @@ caches, so the switch may turn between any two steps.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 
 import torch
 
@@ -23,6 +24,7 @@ from k3_decode.ops.mla_query import PAGE_SIZE
 from k3_decode.prefixes import PrefixCache
 from k3_decode.rank_weights import ModelWeights
 from k3_decode.state import OutOfRoom, Pool, Request, Snapshot
+from k3_decode.tuning import tuned_words
 
 __all__ = ["Engine", "EngineOptions"]
 
@@ -106,7 +108,8 @@ class Engine:
             is_supported_model=bool(self._optimised),
             collective="in_process" if len(ranks) > 1 else "none",
         )
-        self._dispatcher = Dispatcher(guard, site, observer)
+        tuned = partial(tuned_words, options.implementation, shapes)
+        self._dispatcher = Dispatcher(guard, site, observer, tuned)
         self._dispatcher.is_on = options.is_on
         self._requests: dict[int, Request] = {}
         self._next_id = 0

@@ -7,13 +7,15 @@ on it multiplies expert by expert. What was chosen lies in `tuned/`; this module
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from k3_decode.ops.contract import Cell
-from k3_decode.tuned import choice, configured
+from k3_decode.shapes import RankShapes
+from k3_decode.tuned import choice, configured, source_of
 
-__all__ = ["Space", "build", "floor_us", "refused", "space_of", "tried"]
+__all__ = ["Space", "build", "floor_us", "refused", "space_of", "tried", "tuned_words"]
 
 ROW_PRODUCT = "row_product"
 ARCH = "sm_90a"
@@ -119,6 +121,26 @@ def build(
     module = f"k3_decode.cute.{op}"
     forms = [Form(module, "compile_plan", (_plan(shape, values), *more[op])) for values in choices]
     build_objects(forms, folder, processes)
+
+
+@lru_cache(maxsize=1024)
+def tuned_words(implementation: str, shapes: RankShapes, requests: int, rows: int) -> str:
+    """Kernels of a step that take a tuned choice, each with where it comes from; empty where none does."""
+    model, tokens = shapes.model, requests * rows
+    if implementation == "cpu":
+        arch = "cpu"
+        asked = [
+            ("experts", {"experts": model.experts, "top_k": model.top_k, "tokens": tokens}),
+            ("mla_attend", {"queries": rows * shapes.heads}),
+        ]
+    else:
+        from k3_decode.cute.plans import capacity
+
+        arch = ARCH
+        products = ((shapes.kda_in_rows, model.hidden), (model.hidden, model.latent))
+        asked = [(ROW_PRODUCT, {"rows": m, "k": k, "tokens": capacity(m, k, tokens)}) for m, k in products]
+    sources = [(kernel, source_of(arch, kernel, shape)) for kernel, shape in asked]
+    return "; ".join(f"{kernel} {source}" for kernel, source in sources if source != "built-in")
 
 
 def _plan(shape: Mapping[str, int], values: Mapping[str, int]) -> Any:

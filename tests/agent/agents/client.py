@@ -11,7 +11,7 @@ import httpx
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 
-OP = os.environ["FASTTRACK_OP"]
+ADDRESS, OP = os.environ["FASTTRACK_MCP_URL"], os.environ["FASTTRACK_OP"]
 HERE = Path(os.environ["FASTTRACK_WORKSPACE"])
 
 
