@@ -7,26 +7,23 @@ must be, and its `cells` name further cells that must not be empty (`demands`).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import product
 
 from harness.domain.cell import Cell
 from harness.domain.change import ChangedFile
 from harness.domain.check import Check, StageName, Threshold
 from harness.domain.claim import Envelope
 from harness.domain.machine import Tier
-from harness.domain.policy import CellDemand
 from harness.domain.record import Scalar, Setting
 from harness.domain.stage import PlanRequest
+from harness.stages.coverage.demands import with_demands
+from harness.stages.coverage.wanted import Wanted, steps_of
 
-__all__ = ["demanded_cells", "path_cells", "plan", "unreached"]
+__all__ = ["path_cells", "plan"]
 
 SHORT_CONTEXT = 24
 """Tokens before the first covered step: enough for conv windows, two MLA chunks and no more."""
 LONG_RUN_STEPS = 112
 """A dispatcher that gives up after the first hundred steps must be seen doing so."""
-CPU_CONTEXT = 16384
-"""Longest context that a path check fills on a CPU."""
 COST_PER_ROW_S = 0.02
 """Measured on 2 cores with the nano model: one row of one step, all arms of a check."""
 CAUSAL_STEPS = 16
@@ -58,33 +55,10 @@ LAYER_CELLS = ((8, 1, 1024), (8, 8, 1024))
 TRACED_LAYERS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """One check to be: its kind and name, where it looks and what a PASS says."""
-
-    kind: str
-    name: str
-    cell: Cell
-    proves: str
-    op: str | None = None
-    more: tuple[tuple[str, Scalar], ...] = ()
-    steps: int | None = None
-    subject: str = ""
-    """What the sampler reads; the name where it is empty."""
-    min_tokens: int | None = None
-    """What a demanded cell must hold, where that is more than the policy's own `min_tokens`."""
-    unavailable: str | None = None
-    is_demanded: bool = False
-    is_optional: bool = False
-    """What no policy asks for unless it names the kind."""
-    model: str = ""
-    """The pack's small model where it is empty."""
-
-
 def plan(request: PlanRequest) -> tuple[Check, ...]:
     """Path checks over bucket edges and phases, declines, poisons, transitions, features and isolation."""
     wanted = _all_wanted(request)
-    return tuple(_check(request, each) for each in _with_demands(request, list(wanted)))
+    return tuple(_check(request, each) for each in with_demands(request, list(wanted)))
 
 
 def path_cells(
@@ -105,53 +79,53 @@ def path_cells(
     return tuple(cell for fields in cells if envelope.admits(cell := Cell.model_validate(fields)))
 
 
-def _all_wanted(request: PlanRequest) -> Iterator[_Wanted]:
+def _all_wanted(request: PlanRequest) -> Iterator[Wanted]:
     envelope, arch = request.claim.envelope, request.machine.arch
     base = Cell.model_validate({"arch": arch, "batch": 2, "context": SHORT_CONTEXT})
     if arch != "cpu":
         yield from _layer_wanted(request, arch)
     yield from _path_wanted(request, base)
     for reason, cell in _decline_cells(envelope, arch):
-        yield _Wanted(
+        yield Wanted(
             "decline", reason, cell,
             "outside the envelope the step is declined with a reason code and answers exactly as stock does",
         )  # fmt: skip
     has_verify = "verify" in envelope.phases and envelope.drafts.max >= 3
     if has_verify:
-        yield _Wanted(
+        yield Wanted(
             "uneven", "uneven_drafts", base.model_copy(update={"phase": "verify", "drafts": 3}),
             "a step whose requests have unlike numbers of drafts is declined and answers as stock does",
         )  # fmt: skip
     for op in request.pack.ops():
-        yield _Wanted(
+        yield Wanted(
             "poison", op.name, base,
             "making this op visibly wrong changes the drift eval, so the eval covers it", op=op.name,
         )  # fmt: skip
     yield from _causal_wanted(request, base)
     for name in TRANSITIONS:
         if name != "draft_rejected" or has_verify:
-            yield _Wanted(
+            yield Wanted(
                 "transition", name, base,
                 "switching between the paths inside a request gives what never switching gives",
             )  # fmt: skip
     yield from _request_wanted(request, base, has_verify=has_verify)
     if touched := _touched(request):
-        yield _Wanted(
+        yield Wanted(
             "rebuild", "base_and_head", base,
             "the builds of base and head differ in what the diff touches, and in nothing else",
             more=(("is_drawn", False), ("touched", "\n".join(touched))),
         )  # fmt: skip
-    yield _Wanted(
+    yield Wanted(
         "state", "declared_writes", base,
         "a decode step writes only the state that the claim declares, and leaves the process as it was",
     )  # fmt: skip
-    yield _Wanted(
+    yield Wanted(
         "ledger", "cost", base, "keeping the ledger costs less than the allowed share of a decode step",
         steps=24,
     )  # fmt: skip
 
 
-def _causal_wanted(request: PlanRequest, base: Cell) -> Iterator[_Wanted]:
+def _causal_wanted(request: PlanRequest, base: Cell) -> Iterator[Wanted]:
     """A check an eval, in full runs: the embedded tasks, and the features that choose tokens. An eval may be
     blind to an op that others see; that is worth knowing and stops nobody.
     """
@@ -163,7 +137,7 @@ def _causal_wanted(request: PlanRequest, base: Cell) -> Iterator[_Wanted]:
     columns += [(task.name, task.model, task.stop_token) for task in request.pack.eval_tasks()]
     columns += [(name, small, None) for name in request.claim.features if name in FEATURES]
     for name, model, stop in columns:
-        yield _Wanted(
+        yield Wanted(
             "causal", name, base.model_copy(update={"batch": 1}), proves, steps=CAUSAL_STEPS,
             more=(("is_drawn", False), ("stop_token", stop)), model=model, is_optional=True,
         )  # fmt: skip
@@ -185,7 +159,7 @@ def _before(file: ChangedFile) -> str:
     return file.old_path or "" if file.status == "renamed" else ""
 
 
-def _path_wanted(request: PlanRequest, base: Cell) -> Iterator[_Wanted]:
+def _path_wanted(request: PlanRequest, base: Cell) -> Iterator[Wanted]:
     envelope, arch = request.claim.envelope, request.machine.arch
     proves = (
         "inside the envelope the optimised path runs in this cell, by ledger, counters and the kernels "
@@ -194,94 +168,41 @@ def _path_wanted(request: PlanRequest, base: Cell) -> Iterator[_Wanted]:
     bands = tuple(int(band) for band in str(_limits(request)["context_bands"]).split(","))
     for cell in path_cells(envelope, arch, bands):
         is_drawn = cell == base
-        yield _Wanted("path", cell.label(), cell, proves, more=(("is_drawn", is_drawn),))
+        yield Wanted("path", cell.label(), cell, proves, more=(("is_drawn", is_drawn),))
     long_run = base.model_copy(update={"batch": envelope.batch.min})
-    yield _Wanted(
+    yield Wanted(
         "path", "long_run", long_run, f"{proves}, in each of {LONG_RUN_STEPS} steps", steps=LONG_RUN_STEPS
     )
     for ranks in envelope.tp if arch == "cpu" else ():
         if ranks > 1:
-            yield _Wanted(
+            yield Wanted(
                 "collective", f"sum.tp{ranks}", base,
                 "a sum over ranks holds each rank's part once, is rounded once, and is alike on all ranks",
                 more=(("ranks", ranks),),
             )  # fmt: skip
 
 
-def _request_wanted(request: PlanRequest, base: Cell, *, has_verify: bool) -> Iterator[_Wanted]:
+def _request_wanted(request: PlanRequest, base: Cell, *, has_verify: bool) -> Iterator[Wanted]:
     features = request.claim.features
     if has_verify:
-        yield _Wanted(
+        yield Wanted(
             "verify", "kept_rows", base.model_copy(update={"phase": "verify", "drafts": 3}),
             "rows kept of a verify step are as near the oracle as decoding one by one",
         )  # fmt: skip
     if "prefix_caching" in features:
-        yield _Wanted(
+        yield Wanted(
             "prefix", "hit", base, "a prompt that finds its prefix answers as it does cold, and did find it"
         )
-    yield _Wanted("reuse", "slot", base, "a slot that another request left answers as a fresh one")
+    yield Wanted("reuse", "slot", base, "a slot that another request left answers as a fresh one")
     names = [name for name in features if name in FEATURES]
     for name in [*names, "chunked_prefill"]:
-        yield _Wanted(
+        yield Wanted(
             "feature", name, base,
             "the feature's tokens come from the optimised path, and stock agrees along them",
         )  # fmt: skip
 
 
-def _with_demands(request: PlanRequest, wanted: list[_Wanted]) -> list[_Wanted]:
-    """The checks that the claim derives and, behind them, one for each demanded cell that none of them is
-    about; a demand raises what the cell of such a check must hold.
-    """
-    proof = request.policy.proof(StageName.COVERAGE)
-    places = {(w.kind, w.name): n for n, w in enumerate(wanted)}
-    for demand in proof.cells if proof is not None else ():
-        for cell, feature in demanded_cells(request.claim.envelope, request.machine.arch, demand):
-            kind = "feature" if feature else "path"
-            name = f"{feature}.{cell.label()}" if feature else cell.label()
-            found = places.setdefault((kind, name), len(wanted))
-            if found == len(wanted):
-                proves = (
-                    "a cell that the policy demands is not empty: the optimised path generated tokens there"
-                )
-                wanted.append(
-                    _Wanted(
-                        kind, name, cell, proves, subject=feature or name, unavailable=unreached(cell),
-                        more=(("is_drawn", False),),
-                    )
-                )  # fmt: skip
-            least = max(demand.min_tokens, wanted[found].min_tokens or 0)
-            steps = max(_steps_of(wanted[found]), -(-least // cell.rows))
-            more = {"min_tokens": least, "steps": steps, "is_demanded": True}
-            wanted[found] = replace(wanted[found], **more)  # type: ignore[arg-type]  # each has its field's type
-    return wanted
-
-
-def unreached(cell: Cell) -> str | None:
-    """Why this machine's in-process engine cannot serve a cell; None where it can."""
-    if cell.arch == "cpu" and cell.context > CPU_CONTEXT:
-        return f"a CPU takes too long over a context of {cell.context}; needs a GPU"
-    if cell.arch != "cpu" and cell.tp > 1:
-        return f"{cell.tp} ranks need as many GPUs"
-    if cell.dcp > 1:
-        return f"a context divided over {cell.dcp} ranks needs an engine that divides it"
-    return None
-
-
-def demanded_cells(envelope: Envelope, arch: str, demand: CellDemand) -> Iterator[tuple[Cell, str]]:
-    """(cell, feature or "") of every combination that the envelope admits."""
-    axes = product(demand.batch, demand.context, demand.drafts, demand.tp, demand.dcp, demand.kv_dtype)
-    for batch, context, drafts, tp, dcp, kv_dtype in axes:
-        cell = Cell.model_validate(
-            {
-                "arch": arch, "batch": batch, "context": context, "drafts": drafts, "tp": tp, "dcp": dcp,
-                "kv_dtype": kv_dtype, "phase": "verify" if drafts else "decode",
-            }
-        )  # fmt: skip
-        if envelope.admits(cell):
-            yield from ((cell, feature) for feature in demand.feature or ("",))
-
-
-def _layer_wanted(request: PlanRequest, arch: str) -> Iterator[_Wanted]:
+def _layer_wanted(request: PlanRequest, arch: str) -> Iterator[Wanted]:
     """One kind after the other, as the weights of two do not fit beside each other; first in the plan, as
     stock's kernels must be loaded ahead of the pack's.
     """
@@ -289,7 +210,7 @@ def _layer_wanted(request: PlanRequest, arch: str) -> Iterator[_Wanted]:
         for tp, batch, context in LAYER_CELLS:
             cell = Cell.model_validate({"arch": arch, "tp": tp, "batch": batch, "context": context})
             if request.claim.envelope.admits(cell):
-                yield _Wanted(
+                yield Wanted(
                     "layer", f"{kind}.tp{tp}.b{batch}", cell,
                     "inside a graph replay of full-width layers the declared kernels ran and no others",
                     more=(
@@ -317,11 +238,11 @@ def _limits(request: PlanRequest) -> dict[str, Setting]:
     return {**DEFAULTS, "min_path_share": request.policy.min_path_share, **overrides}
 
 
-def _check(request: PlanRequest, wanted: _Wanted) -> Check:
+def _check(request: PlanRequest, wanted: Wanted) -> Check:
     cell, kind = wanted.cell, wanted.kind
     proof = request.policy.proof(StageName.COVERAGE)
     subjects = proof.subjects if proof is not None else ()
-    steps = wanted.steps or _steps_of(wanted)
+    steps = wanted.steps or steps_of(wanted)
     missing = wanted.unavailable
     if request.claim.envelope.level(cell.arch) != "dispatched":
         missing = f"the claim does not dispatch on {cell.arch}"
@@ -351,12 +272,3 @@ def _check(request: PlanRequest, wanted: _Wanted) -> Check:
         else 0.3 + COST_PER_ROW_S * cell.rows * steps / 3 + cell.context * 0.001,
         unavailable=missing,
     )
-
-
-def _steps_of(wanted: _Wanted) -> int:
-    """Few where only the decision counts, or where a batch is large."""
-    if wanted.kind == "decline":
-        return 2
-    if wanted.kind in ("poison", "state", "feature") or (wanted.kind == "path" and wanted.cell.batch <= 16):
-        return 4
-    return 6 if wanted.cell.batch <= 16 else 3

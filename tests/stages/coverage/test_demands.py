@@ -8,7 +8,7 @@ from harness.domain.cell import Cell
 from harness.domain.check import Check, StageName, Status
 from harness.domain.policy import CellDemand, Policy, Proof
 from harness.stages.coverage import plan, run
-from harness.stages.coverage.planning import unreached
+from harness.stages.coverage.demands import unreached
 from tests.fakes.pack import FakePack, Faults
 from tests.fakes.requests import POLICY, plan_request, stage_context
 

@@ -1,0 +1,70 @@
+"""Cells that the policy demands: each becomes a check, or raises what the check of its cell must show."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+from harness.domain.cell import Cell
+from harness.domain.check import StageName
+from harness.domain.claim import Envelope
+from harness.domain.policy import CellDemand
+from harness.domain.stage import PlanRequest
+from harness.stages.coverage.wanted import Wanted, steps_of
+
+__all__ = ["demanded_cells", "unreached", "with_demands"]
+
+CPU_CONTEXT = 16384
+"""Longest context that a path check fills on a CPU."""
+
+
+def with_demands(request: PlanRequest, wanted: list[Wanted]) -> list[Wanted]:
+    """The checks that the claim derives and, behind them, one for each demanded cell that none of them is
+    about; a demand raises what the cell of such a check must hold.
+    """
+    proof = request.policy.proof(StageName.COVERAGE)
+    places = {(w.kind, w.name): n for n, w in enumerate(wanted)}
+    for demand in proof.cells if proof is not None else ():
+        for cell, feature in demanded_cells(request.claim.envelope, request.machine.arch, demand):
+            kind = "feature" if feature else "path"
+            name = f"{feature}.{cell.label()}" if feature else cell.label()
+            found = places.setdefault((kind, name), len(wanted))
+            if found == len(wanted):
+                proves = (
+                    "a cell that the policy demands is not empty: the optimised path generated tokens there"
+                )
+                wanted.append(
+                    Wanted(
+                        kind, name, cell, proves, subject=feature or name, unavailable=unreached(cell),
+                        more=(("is_drawn", False),),
+                    )
+                )  # fmt: skip
+            least = max(demand.min_tokens, wanted[found].min_tokens or 0)
+            steps = max(steps_of(wanted[found]), -(-least // cell.rows))
+            more = {"min_tokens": least, "steps": steps, "is_demanded": True}
+            wanted[found] = replace(wanted[found], **more)  # type: ignore[arg-type]  # each has its field's type
+    return wanted
+
+
+def unreached(cell: Cell) -> str | None:
+    """Why this machine's in-process engine cannot serve a cell; None where it can."""
+    if cell.arch == "cpu" and cell.context > CPU_CONTEXT:
+        return f"a CPU takes too long over a context of {cell.context}; needs a GPU"
+    if cell.arch != "cpu" and cell.tp > 1:
+        return f"{cell.tp} ranks need as many GPUs"
+    if cell.dcp > 1:
+        return f"a context divided over {cell.dcp} ranks needs an engine that divides it"
+    return None
+
+
+def demanded_cells(envelope: Envelope, arch: str, demand: CellDemand) -> Iterator[tuple[Cell, str]]:
+    """(cell, feature or "") of every combination that the envelope admits."""
+    axes = product(demand.batch, demand.context, demand.drafts, demand.tp, demand.dcp, demand.kv_dtype)
+    for batch, context, drafts, tp, dcp, kv_dtype in axes:
+        cell = Cell.model_validate(
+            {
+                "arch": arch, "batch": batch, "context": context, "drafts": drafts, "tp": tp, "dcp": dcp,
+                "kv_dtype": kv_dtype, "phase": "verify" if drafts else "decode",
+            }
+        )  # fmt: skip
+        if envelope.admits(cell):
+            yield from ((cell, feature) for feature in demand.feature or ("",))
