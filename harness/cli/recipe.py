@@ -1,5 +1,6 @@
 """`fasttrack recipe`: the exact server, benchmark and eval commands of a cell."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,6 +23,10 @@ def recipe(
     synthetic_acceptance: Annotated[
         float | None, typer.Option(help="Force this acceptance length instead of measuring it.")
     ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option("--save", help="Write both servers' settings, for `evals run --engine vllm --server`."),
+    ] = None,
     json: JsonOutput = False,
 ) -> None:
     """Print the stock and optimised server commands, the benchmark and the evals. Runs nothing."""
@@ -30,18 +35,19 @@ def recipe(
     from harness.recipes import recipe as make
     from harness.recipes.commands import Workload, shell
 
-    found = make(
-        load_models(),
-        model,
-        gpus,
-        Workload(
-            batch=batch,
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-            drafts=drafts,
-            synthetic_acceptance=synthetic_acceptance,
-        ),
+    workload = Workload(
+        batch=batch,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        drafts=drafts,
+        synthetic_acceptance=synthetic_acceptance,
     )
+    models = load_models()
+    found = make(models, model, gpus, workload)
+    if save is not None:
+        from harness.recipes.servers import server_settings
+
+        save.write_text(server_settings(models, found, workload).model_dump_json(indent=1), encoding="utf-8")
     if json:
         print_json(found)
         return

@@ -6,8 +6,10 @@ import pytest
 from pydantic import ValidationError
 
 from harness.domain.errors import InputError
+from harness.engines.served import Acceptance
 from harness.recipes import load_models, recipe
 from harness.recipes.commands import Recipe, Workload, shell
+from harness.recipes.servers import server_settings
 from harness.recipes.table import MachineRecipe
 
 
@@ -89,3 +91,29 @@ def test_a_machine_without_an_optimised_path_must_say_why() -> None:
 
 def test_every_line_of_the_table_has_its_source() -> None:
     assert all(m.source for model in load_models() for m in model.machines)
+
+
+def test_a_recipe_becomes_the_settings_of_two_servers_that_differ_in_the_switch() -> None:
+    models = load_models()
+    workload = Workload(batch=1, drafts=7)
+    found = server_settings(models, recipe(models, "kimi-k3", "16xGB300", workload), workload)
+    assert found.optimised.arguments == ('--additional-config={"decode_backend": "latency_specialized"}',)
+    assert found.stock.arguments == ()
+    assert [word.partition("=")[0] for word in found.common] == [
+        "--tensor-parallel-size",
+        "--speculative-config",
+    ]
+    assert found.acceptance == Acceptance(label="measured", drafts=7, golden=3.78)
+
+
+def test_a_forced_acceptance_is_labelled_synthetic_and_meets_no_golden_length() -> None:
+    models = load_models()
+    workload = Workload(batch=1, drafts=7, synthetic_acceptance=6)
+    found = server_settings(models, recipe(models, "kimi-k3", "16xGB300", workload), workload)
+    assert found.acceptance == Acceptance(label="synthetic", drafts=7)
+
+
+def test_a_machine_without_an_optimised_arm_has_no_settings() -> None:
+    models = load_models()
+    with pytest.raises(InputError, match="has no optimised arm: vLLM 0.33 refuses"):
+        server_settings(models, recipe(models, "kimi-k3", "16xH200", Workload()), Workload())
