@@ -16,7 +16,7 @@ in order, `extra`'s behind them.
 Numerics: copies; bf16 -0.0 becomes 0.0 and of fp32 values -4.6e-41 becomes -0.0. Where a peer does not send
 in time, NaN (as bf16 and as fp32).
 
-Validation: `tests/k3_decode/cute/test_exchange_parts.py`.
+Validation: `tests/k3_decode/cute/test_exchange_parts.py` (source on threads), `collectives/trial_fused.py`.
 """
 
 from collections.abc import Callable

@@ -11,7 +11,7 @@ comes first, then the shared rows.
 
 Numerics: as `exchange`: fp32 in rank order, rounded once; -0.0 counts as 0.0; NaN where a peer is missing.
 
-Validation: `tests/k3_decode/cute/test_moe_exchange.py`.
+Validation: `tests/k3_decode/cute/test_exchange_parts.py` (source on threads), `collectives/trial_fused.py`.
 """
 
 from collections.abc import Callable
