@@ -99,10 +99,8 @@ def test_a_recipe_becomes_the_settings_of_two_servers_that_differ_in_the_switch(
     found = server_settings(models, recipe(models, "kimi-k3", "16xGB300", workload), workload)
     assert found.optimised.arguments == ('--additional-config={"decode_backend": "latency_specialized"}',)
     assert found.stock.arguments == ()
-    assert [word.partition("=")[0] for word in found.common] == [
-        "--tensor-parallel-size",
-        "--speculative-config",
-    ]
+    names = [word.partition("=")[0] for word in found.common]
+    assert names == ["--tensor-parallel-size", "--speculative-config"]
     assert found.acceptance == Acceptance(label="measured", drafts=7, golden=3.78)
 
 
@@ -115,5 +113,5 @@ def test_a_forced_acceptance_is_labelled_synthetic_and_meets_no_golden_length() 
 
 def test_a_machine_without_an_optimised_arm_has_no_settings() -> None:
     models = load_models()
-    with pytest.raises(InputError, match="has no optimised arm: vLLM 0.33 refuses"):
+    with pytest.raises(InputError, match=r"has no optimised arm: vLLM 0\.33 refuses"):
         server_settings(models, recipe(models, "kimi-k3", "16xH200", Workload()), Workload())

@@ -93,7 +93,7 @@ def _judge_answers(check: Check, samples: Samples) -> Outcome:
         if arms["poison"]
         else _planted_control(check, stock, optimised)
     )
-    figures = _figures(check, arms, found, share)
+    figures = (*_figures(check, arms, found, share), *_acceptance_figures(samples))
     return judged(check, samples, status, words, NEXT_STEPS, control, figures, _flipped(check, samples, arms))
 
 
@@ -176,7 +176,7 @@ def _troubles(check: Check, samples: Samples, stock: Arm, optimised: Arm) -> tup
         }
         for arm in (stock, optimised)
     ]
-    found = list(troubles(named[0], named[1], lengths, limits))
+    found = [_with_words(samples, t) for t in troubles(named[0], named[1], lengths, limits)]
     counted = {(r["arm"], r["name"]): int(r["value"] or 0) for r in rows_of(samples, "counters")}
     rates = []
     for arm in ("stock", "optimised"):
@@ -188,6 +188,33 @@ def _troubles(check: Check, samples: Samples, stock: Arm, optimised: Arm) -> tup
             words = f"{rates[1]:.1%} of the drafts were accepted, of stock's {rates[0]:.1%}"
             found.append(Trouble("acceptance", words))
     return tuple(found)
+
+
+def _with_words(samples: Samples, trouble: Trouble) -> Trouble:
+    """Answers that never came, with what their server said at its end."""
+    said = [
+        str(r["value"])
+        for r in rows_of(samples, "settings")
+        if r["arm"] == "optimised" and r["name"] == "failure"
+    ]
+    if not said or trouble.kind != "transport":
+        return trouble
+    return trouble._replace(words=f"{trouble.words}: {said[0]}")
+
+
+def _acceptance_figures(samples: Samples) -> list[Figure]:
+    """Tokens a verify step of each arm that drafted, with the label that its settings give."""
+    counted = {(r["arm"], r["name"]): int(r["value"] or 0) for r in rows_of(samples, "counters")}
+    labels = {r["arm"]: str(r["value"]) for r in rows_of(samples, "settings") if r["name"] == "acceptance"}
+    return [
+        Figure(
+            name=f"{arm}_acceptance_length",
+            value=1 + counted.get((arm, "accepted"), 0) / counted[arm, "draft_steps"],
+            note=f"tokens a verify step, {labels.get(arm, 'unlabelled')}",
+        )
+        for arm in ("stock", "optimised")
+        if counted.get((arm, "draft_steps"))
+    ]
 
 
 def _scored(check: Check, samples: Samples, arm: str) -> Arm:
