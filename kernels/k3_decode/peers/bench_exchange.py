@@ -1,7 +1,7 @@
 """What exchanges cost: alone, and fused behind the output projection, beside what they replace, in one run.
 
-    torchrun --nproc_per_node=N -m k3_decode.collectives.bench --out FILE    N real GPUs
-    python -m k3_decode.collectives.bench --ranks 2 4 8 16 --out FILE        ranks played on one GPU
+    torchrun --nproc_per_node=N -m k3_decode.peers.bench_exchange --out FILE    N real GPUs
+    python -m k3_decode.peers.bench_exchange --ranks 2 4 8 16 --out FILE        ranks played on one GPU
 
 Played ranks share one memory and no link: their figures tell what the kernels' own steps cost (launch,
 control, send, wait, sum) and nothing about NVLink; a group of one rank tells what the fused form costs
@@ -238,7 +238,7 @@ def _measure_all(ranks: list[int], log: Callable[[dict[str, Any]], None]) -> Non
 def main(argv: list[str] | None = None) -> int:
     """Measure; see the module."""
     parser = argparse.ArgumentParser(
-        prog="python -m k3_decode.collectives.bench", description=__doc__.splitlines()[0]
+        prog="python -m k3_decode.peers.bench_exchange", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8, 16], help="of played ranks")
     parser.add_argument("--objects", type=Path, help="compiled kernels (kernel_objects.py)")
