@@ -26,11 +26,11 @@ class CellRatio(Record):
     """Optimised arm's time in the first run."""
     second_us: float | None = None
     ratio: float | None = None
-    """First over second: above 1 where the second run is faster."""
+    """Gain over stock in the second run over that in the first: above 1 where the second is faster."""
     low: float | None = None
     high: float | None = None
     stock_ratio: float | None = None
-    """The same of the stock arms: what the machine did."""
+    """Stock's time in the first run over that in the second: what the machine did."""
     is_alike: bool
     """Whether 1 is within the interval."""
     words: str
@@ -115,13 +115,12 @@ def _ratio(one: Outcome, two: Outcome) -> CellRatio:
     names = ("stock_us", "optimised_us", "noise_floor", "ratio")
     if any(figures.get(n) is None or figures[n].value is None for figures in (before, after) for n in names):
         return CellRatio(check=one.check, is_alike=True, words="a time or its noise is missing")
-    stock, mine = (_over(before, after, name) for name in ("stock_us", "optimised_us"))
+    stock = _over(before, after, "stock_us")
     noise = sum(float(f["noise_floor"].value or 0.0) for f in (before, after))
-    # Each run's gain has an interval of its own; both together bound the ratio of the optimised arms, stock
-    # being the yardstick that both runs carry.
-    gains = [_spread(figures["ratio"]) for figures in (before, after)]
-    low = mine * gains[1][0] / gains[1][1] * (1 - noise)
-    high = mine * gains[0][1] / gains[0][0] * (1 + noise)
+    # Both runs carry stock as their yardstick: the ratio of gains is free of what the machine did to both.
+    (least, most), (new_least, new_most) = (_spread(figures["ratio"]) for figures in (before, after))
+    mine = 1 / _over(before, after, "ratio")
+    low, high = new_least / most * (1 - noise), new_most / least * (1 + noise)
     found = {
         "check": one.check,
         "first_us": before["optimised_us"].value,
