@@ -9,6 +9,7 @@ worker and runner objects, by functions that call the original and pass its answ
 import contextlib
 import json
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -101,8 +102,6 @@ class _Watch:
 
             self._wrap(runner, "_determine_batch_execution_and_padding", dispatched)
             return
-        import sys
-
         for owner in type(runner).__mro__:
             module = sys.modules.get(owner.__module__)
             original = getattr(module, "dispatch_cg_and_sync_dp", None)
@@ -181,10 +180,10 @@ def phase_of(scheduled: Any) -> str:
 
 def _decline(decode: Any, rows: int, given: tuple[Any, ...], named: Mapping[str, Any]) -> str:
     """Why a specialised decode gave no step, by the conditions that its own docstring lists."""
-    import torch
     from vllm.forward_context import get_forward_context, is_forward_context_available
 
     stage_input = given[0] if given else named.get("intermediate_tensors")
+    torch: Any = sys.modules["torch"]  # vLLM has loaded it
     if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         return "outside_capture"
     if stage_input is not None:
