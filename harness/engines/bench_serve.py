@@ -21,7 +21,7 @@ from harness.domain.errors import ServiceError
 from harness.domain.record import Number, Positive, Record, Whole
 from harness.engines.metrics import acceptance_length
 from harness.engines.served import ServerSettings
-from harness.engines.vllm_server import ServerArm, VllmServer
+from harness.engines.vllm_server import ServerArm, VllmServer, without_folders
 from harness.measure.interleaved import Comparison, compare
 
 __all__ = ["BenchReport", "BenchRun", "Load", "bench_arms", "bench_command"]
@@ -124,7 +124,9 @@ def bench_arms(
     return BenchReport(
         switch=described["optimised"]["switch"],
         commands=tuple((arm, facts["command"]) for arm, facts in described.items()),
-        load_command=bench_command(Target("URL", settings), loads[0], "FILE"),
+        load_command=tuple(
+            without_folders(word) for word in bench_command(Target("URL", settings), loads[0], "FILE")
+        ),
         settings=tuple((arm, k, v) for arm, facts in described.items() for k, v in facts.items()),
         rows=tuple(row_of(settings, load, [run for run in runs if run.load == load]) for load in loads),
         runs=tuple(runs),

@@ -28,7 +28,7 @@ from harness.engines.server_process import HOST, ServerProcess, free_port
 from harness.engines.serving import Ask, Reply, StepTotal
 from harness.measure.goodness import Draw
 
-__all__ = ["ServerArm", "VllmServer", "draw_among"]
+__all__ = ["ServerArm", "VllmServer", "draw_among", "without_folders"]
 
 PROBE = "The quick brown fox: 0123456789, \u00e9\u4e2d\U0001f600."
 """Text whose tokens tell tokenizers apart."""
@@ -102,7 +102,7 @@ class VllmServer:
             **({"acceptance": settings.acceptance.label} if settings.acceptance else {}),
             **dict(self._facts.get(arm, ())),
         }
-        return tuple(sorted((name, _without_folders(value)) for name, value in known.items()))
+        return tuple(sorted((name, without_folders(value)) for name, value in known.items()))
 
     def _ready(self, arm: str) -> "_Up":
         """The server of an arm, up; one of ours that is another arm's ends first."""
@@ -427,7 +427,7 @@ def _is_histogram(name: str) -> bool:
     return name.endswith(("_bucket", "_sum", "_count", "_created"))
 
 
-def _without_folders(text: str) -> str:
+def without_folders(text: str) -> str:
     """No host paths leave the machine: of a path the last part."""
     import re
 
