@@ -7,7 +7,7 @@ once and stay. What is checked against float64 is our first call.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -280,17 +280,20 @@ def _router(bench: Bench) -> OpArms:
     )
 
 
-def _experts(bench: Bench) -> OpArms:
-    """One layer's experts under many routings, uniform as a trained router's are not."""
+@lru_cache(maxsize=1)
+def _expert_weights(tp: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """One layer's experts as they are and in Marlin's tiles, for every cell of a TP."""
     from k3_decode.peers.stock_arm import marlin_weights
 
-    rows, model = bench.rows, bench.shapes.model
-    layer = draw_layer("kda", bench.shapes, torch.Generator("cuda").manual_seed(11))
-    ffn = layer.ffn
+    layer = draw_layer("kda", Case("kda", tp, 1).shapes, torch.Generator("cuda").manual_seed(11))
     names = ("w13", "w13_scale", "w2", "w2_scale")
-    ours = {name: getattr(ffn, name) for name in names}
-    marlin = marlin_weights(layer)
-    del layer
+    return {name: getattr(layer.ffn, name) for name in names}, marlin_weights(layer)
+
+
+def _experts(bench: Bench) -> OpArms:
+    """One layer's experts under many routings, uniform as a trained router's are not."""
+    rows, model = bench.rows, bench.shapes.model
+    ours, marlin = _expert_weights(bench.case.tp)
     latent, out = bench.normal(rows, model.latent), bench.empty(rows, model.latent)
     chosen = [
         torch.rand(rows, model.experts, device="cuda")
