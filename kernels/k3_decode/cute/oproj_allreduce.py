@@ -1,7 +1,7 @@
 """Output projection whose rows go straight to the peers' mailboxes: the sending half of the fused all-reduce.
 
 Scope: as `projection` (1 to 64 rows of x, K a multiple of 32), 2 to 16 ranks; sm_90a, sm_100a and sm_103a
-(compiled; not run so far). One launch serves one rank. `attn_res_allreduce` without a part receives, in the
+(the last two compiled only). One launch serves one rank. `attn_res_allreduce` without a part receives, in the
 same form and as the group's next launch; it counts the epoch, so nothing else of the group may come between.
 
 Layout: `x` [B,K] bf16, `weight` [M,K] bf16 as `projection`; `mailbox`, `reach` as `exchange`, `control` [1,8]
@@ -10,7 +10,7 @@ rank (`one_shot`) or to the pair's owner (`two_stage`).
 
 Numerics: as `projection`, rounded to bf16 once; -0.0 is sent as 0.0.
 
-Validation: `tests/k3_decode/cute/test_oproj_allreduce.py`.
+Validation: with its receiver, see `attn_res_allreduce`.
 """
 
 from collections.abc import Callable
