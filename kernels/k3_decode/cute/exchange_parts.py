@@ -4,7 +4,7 @@ launch; nothing is added.
 It serves the MoE front (sharded latents and router scores, in one launch), the MoE tail (sharded outputs),
 and decode context parallelism (queries of all heads; partial attentions and their sums to the heads' owners).
 
-Scope: sm_90a, sm_100a and sm_103a (compiled; not run so far); 2 to 16 ranks; rows of whole 16-byte vectors,
+Scope: sm_90a, sm_100a and sm_103a (the last two compiled only); 2 to 16 ranks; rows of whole 16-byte vectors,
 and beside them, if wanted, rows of fp32 (`extra`); up to `room` bytes of both a part.
 
 Layout: all tensors are 4-byte words (int32 views): `part` [L,D,B,W] (L local ranks; D ranks it is meant for,
@@ -16,7 +16,8 @@ in order, `extra`'s behind them.
 Numerics: copies; bf16 -0.0 becomes 0.0 and of fp32 values -4.6e-41 becomes -0.0. Where a peer does not send
 in time, NaN (as bf16 and as fp32).
 
-Validation: `tests/k3_decode/cute/test_exchange_parts.py` (source on threads), `collectives/trial_fused.py`.
+Validation: `tests/k3_decode/cute/test_exchange_parts.py` (source on threads); on an H200 with 2 to 16 played
+ranks at 1 to 64 rows every word was right (`collectives/trial_fused.py`). Between two GPUs it was never run.
 """
 
 from collections.abc import Callable
