@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.gate import CacheFolder
+from harness.cli.gate import CacheFolder, TrustedRoot
 from harness.cli.selectors import JsonOutput
 
 __all__ = ["app"]
@@ -16,7 +16,12 @@ BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder or .t
 
 
 @app.command()
-def verify(bundle: BundlePath, cache: CacheFolder = None, json: JsonOutput = False) -> None:
+def verify(
+    bundle: BundlePath,
+    cache: CacheFolder = None,
+    trusted_root: TrustedRoot = None,
+    json: JsonOutput = False,
+) -> None:
     """Verify a bundle offline: 0 holds together, 2 broken, incomplete or unconfirmed. Plans it again, and
     judges every outcome again.
     """
@@ -25,7 +30,8 @@ def verify(bundle: BundlePath, cache: CacheFolder = None, json: JsonOutput = Fal
     from harness.domain.bundle import BundleState
     from harness.evidence.verify import conclusion
 
-    result = submission_of(bundle, bundle.name, memory_of(cache)).verification
+    memory = memory_of(cache, trusted_root)
+    result = submission_of(bundle, bundle.name, memory, trusted_root).verification
     if json:
         print_json(result)
     else:
@@ -145,13 +151,25 @@ def unpack(
 def sign(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of a finished run.")],
     key: Annotated[
-        Path, typer.Option("--key", help="Ed25519 private key, PEM (`openssl genpkey -algorithm ed25519`).")
-    ],
+        Path | None,
+        typer.Option("--key", help="Ed25519 private key, PEM (`openssl genpkey -algorithm ed25519`)."),
+    ] = None,
+    sigstore: Annotated[
+        bool,
+        typer.Option("--sigstore", help="Sign by the identity of this CI job, in sigstore's public log."),
+    ] = False,
 ) -> None:
-    """Sign a bundle's manifest; prints the signer, as policies name it."""
-    from harness.evidence.attestation import load_key, sign_bundle
+    """Sign a bundle's manifest with a key, or by an identity; prints the signer, as policies name it."""
+    from harness.domain.errors import InputError
+    from harness.evidence.attestation import load_key, sign_bundle, sign_bundle_by_identity
 
-    typer.echo(sign_bundle(bundle, load_key(key)))
+    if (key is None) != sigstore:
+        raise InputError("sign with a key (--key FILE) or by an identity (--sigstore): one of them")
+    if key is not None:
+        typer.echo(sign_bundle(bundle, load_key(key)))
+        return
+    sign_bundle_by_identity(bundle)
+    typer.echo("signed by the identity of this job; `fasttrack bundle verify --trusted-root FILE` names it")
 
 
 @app.command()

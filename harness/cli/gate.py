@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the gate itself loads when a command runs
     from harness.gate.memory import Memory
 
 __all__ = [
-    "CacheFolder", "Judged", "app", "gate_submissions", "judge_of", "memory_of", "replan_of",
+    "CacheFolder", "Judged", "TrustedRoot", "app", "gate_submissions", "judge_of", "memory_of", "replan_of",
     "submission_of", "verdict_words",
 ]  # fmt: skip
 
@@ -33,6 +33,16 @@ CacheFolder = Annotated[
         metavar="DIR",
         help="Remember verifications here, by digest of bundle, code, libraries and day. Whoever can write "
         "here decides what is admitted: not where a candidate's code runs.",
+    ),
+]
+
+TrustedRoot = Annotated[
+    Path | None,
+    typer.Option(
+        "--trusted-root",
+        envvar="FASTTRACK_TRUSTED_ROOT",
+        metavar="FILE",
+        help="Sigstore's `trusted_root.json` that signatures by identity are checked against, offline.",
     ),
 ]
 
@@ -64,14 +74,18 @@ def gate(
         bool, typer.Option("--plan", help="Print only the commands of the smallest re-run, one a line.")
     ] = False,
     cache: CacheFolder = None,
+    trusted_root: TrustedRoot = None,
     json: JsonOutput = False,
 ) -> None:
     """Decide on one or more bundles of one pull request: admitted (0), rejected (1), could not judge (2)."""
     from harness.cli.console import print_json
     from harness.documents import load_policy_set
 
-    judged = Judged(_full_sha("--head", head), repo, base if repo else _full_sha("--base", base))
-    verdict = gate_submissions(bundles, load_policy_set(policy), judged, memory_of(cache))[0]
+    judged = Judged(
+        _full_sha("--head", head), repo, base if repo else _full_sha("--base", base), trusted_root
+    )
+    memory = memory_of(cache, trusted_root)
+    verdict = gate_submissions(bundles, load_policy_set(policy), judged, memory)[0]
     if json:
         print_json(verdict)
     elif show_plan:
@@ -93,6 +107,8 @@ class Judged:
     """Repository that holds the commits; None: bundles are taken at their word about the change."""
     base: str | None = None
     """Where the change must start; None: where the bundles say."""
+    trusted_root: Path | None = None
+    """Who may bind identities to signatures; None: such signatures count as none."""
 
 
 def gate_submissions(
@@ -105,7 +121,8 @@ def gate_submissions(
     from harness.gate import decide
 
     judged = judged or Judged()
-    submissions = [submission_of(path, _name(path, bundles), memory) for path in bundles]
+    root = judged.trusted_root
+    submissions = [submission_of(path, _name(path, bundles), memory, root) for path in bundles]
     if judged.repo is not None:
         submissions = [_with_change_read(s, judged.repo) for s in submissions]
     if judged.base is not None:
@@ -114,14 +131,16 @@ def gate_submissions(
     return decide(submissions, policy, judged.head, moves), tuple(submissions)
 
 
-def memory_of(folder: Path | None) -> "Memory | None":
+def memory_of(folder: Path | None, trusted_root: Path | None = None) -> "Memory | None":
     """The memory in the folder that was named; None where none was."""
     from harness.gate.memory import open_memory
 
-    return None if folder is None else open_memory(folder)
+    return None if folder is None else open_memory(folder, trusted_root)
 
 
-def submission_of(path: Path, name: str, memory: "Memory | None" = None) -> "Submission":
+def submission_of(
+    path: Path, name: str, memory: "Memory | None" = None, trusted_root: Path | None = None
+) -> "Submission":
     """One bundle, verified: as it was found before where the memory has it, else now."""
     from harness.gate.memory import recall, remember
 
@@ -134,7 +153,7 @@ def submission_of(path: Path, name: str, memory: "Memory | None" = None) -> "Sub
     from harness.gate.submission import load_submission
 
     with bundle_folder(path) as folder:
-        submission = load_submission(folder, judge_of(folder), replan_of(), name)
+        submission = load_submission(folder, judge_of(folder), replan_of(), name, trusted_root)
         if memory is not None and key is not None and key == memory.key(path):  # nobody wrote meanwhile
             remember(memory, key, submission)
     return submission

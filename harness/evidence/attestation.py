@@ -22,12 +22,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from harness.domain.check import Outcome, Status
 from harness.domain.errors import EvidenceError, InputError
 from harness.domain.record import Digest, canonical_bytes
+from harness.evidence.keyless import check_keyless, is_keyless, sign_keyless
 from harness.evidence.names import ATTESTATION, MANIFEST
 from harness.evidence.reader import open_bundle
 from harness.evidence.run_folder import write_atomically
 from harness.evidence.strict_json import parse_json, read_bounded
 
-__all__ = ["Envelope", "Statement", "check_attestation", "load_key", "make_statement", "sign_bundle"]
+__all__ = [
+    "Envelope", "Statement", "check_attestation", "load_key", "make_statement", "sign_bundle",
+    "sign_bundle_by_identity",
+]  # fmt: skip
 
 PAYLOAD_TYPE: Literal["application/vnd.in-toto+json"] = "application/vnd.in-toto+json"
 STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
@@ -156,11 +160,34 @@ def sign_bundle(folder: Path, key: Ed25519PrivateKey) -> str:
     return signer
 
 
-def check_attestation(path: Path, manifest_digest: str, outcomes: Sequence[Outcome]) -> str:
-    """The signer (public key in hex) of a bundle; raises `EvidenceError` where the signature does not hold,
-    or the statement is about another manifest or says other results than the outcomes.
+def sign_bundle_by_identity(folder: Path) -> None:
+    """Write `attestation.json`, signed through sigstore by the identity of this job."""
+    write_atomically(folder / ATTESTATION, sign_keyless(make_statement(folder)))
+
+
+def check_attestation(
+    path: Path, manifest_digest: str, outcomes: Sequence[Outcome], trusted_root: Path | None = None
+) -> str | None:
+    """The signer of a bundle: a public key in hex, or `ISSUER SUBJECT`; None for a signature by identity
+    where nobody named a root of trust.
+
+    Raises `EvidenceError` where the signature does not hold, or the statement is about another manifest or
+    says other results than the outcomes.
     """
-    envelope = _load_envelope(path)
+    raw = read_bounded(path, MAX_ATTESTATION_BYTES)
+    if not is_keyless(raw):
+        signer, payload = _check_key(raw)
+    elif trusted_root is None:
+        return None
+    else:
+        signer, payload = check_keyless(raw, trusted_root)
+    _require_about(payload, manifest_digest, outcomes)
+    return signer
+
+
+def _check_key(raw: bytes) -> tuple[str, bytes]:
+    """The signer and the payload of an envelope that a key signed."""
+    envelope = _parse_envelope(raw)
     signature = envelope.signatures[0]
     try:
         payload = base64.b64decode(envelope.payload, validate=True)
@@ -169,6 +196,11 @@ def check_attestation(path: Path, manifest_digest: str, outcomes: Sequence[Outco
         )
     except (InvalidSignature, binascii.Error, ValueError):
         raise EvidenceError(f"the signature by {signature.keyid[:16]}… does not hold") from None
+    return signature.keyid, payload
+
+
+def _require_about(payload: bytes, manifest_digest: str, outcomes: Sequence[Outcome]) -> None:
+    """Raises unless a signed payload is the statement about this manifest and these outcomes."""
     parse_json(payload)
     try:
         statement = Statement.model_validate_json(payload, strict=True)
@@ -178,12 +210,9 @@ def check_attestation(path: Path, manifest_digest: str, outcomes: Sequence[Outco
         raise EvidenceError(f"the signature is over another {MANIFEST}: it was taken from another bundle")
     if statement.predicate != _predicate(outcomes, statement.predicate.configuration):
         raise EvidenceError("the signed result is not what the outcomes say")
-    return signature.keyid
 
 
-def _load_envelope(path: Path) -> Envelope:
-    raw = read_bounded(path, MAX_ATTESTATION_BYTES)
-    parse_json(raw)
+def _parse_envelope(raw: bytes) -> Envelope:
     try:
         return Envelope.model_validate_json(raw, strict=True)
     except ValidationError as error:

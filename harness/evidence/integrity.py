@@ -80,6 +80,8 @@ class Work:
     folder: Path
     rejudge: Rejudge | None
     replan: Replan | None
+    trusted_root: Path | None = None
+    """Which authority may bind identities to signatures; None: none."""
     sizes: dict[str, int] = field(default_factory=dict)
     manifest: Manifest | None = None
     digest: str | None = None

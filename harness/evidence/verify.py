@@ -53,18 +53,26 @@ MAX_PROBLEMS = 50
 """Shown for each step; one more line says how many there are."""
 
 
-def verify(folder: Path, rejudge: Rejudge | None = None, replan: Replan | None = None) -> Verification:
+def verify(
+    folder: Path,
+    rejudge: Rejudge | None = None,
+    replan: Replan | None = None,
+    trusted_root: Path | None = None,
+) -> Verification:
     """Verify the bundle in `folder`. Without `replan` step 7, without `rejudge` step 10 is skipped, and the
-    result says so.
+    result says so; without `trusted_root` a signature by identity counts as none.
     """
-    return examine(folder, rejudge, replan)[0]
+    return examine(folder, rejudge, replan, trusted_root)[0]
 
 
 def examine(
-    folder: Path, rejudge: Rejudge | None = None, replan: Replan | None = None
+    folder: Path,
+    rejudge: Rejudge | None = None,
+    replan: Replan | None = None,
+    trusted_root: Path | None = None,
 ) -> tuple[Verification, Work]:
     """As `verify`, with what the steps read: a caller need not read it once more."""
-    work = Work(folder, rejudge, replan)
+    work = Work(folder, rejudge, replan, trusted_root)
     steps: list[VerificationStep] = []
     for number, (name, step, _) in enumerate(_STEPS, 1):
         notes = Notes()
@@ -135,7 +143,13 @@ def _attestation(work: Work, notes: Notes) -> None:
 
     notes.looked_at = 1
     try:
-        work.signer = check_attestation(work.folder / ATTESTATION, work.digest, work.outcomes)
+        path = work.folder / ATTESTATION
+        work.signer = check_attestation(path, work.digest, work.outcomes, work.trusted_root)
+        if work.signer is None:
+            notes.skipped = (
+                "it is signed by an identity, and no root of trust was named to check that with "
+                "(--trusted-root FILE); it counts as unsigned"
+            )
     except EvidenceError as error:
         notes.wrong(ATTESTATION, str(error))
 

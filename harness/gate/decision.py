@@ -206,7 +206,8 @@ def _refusal(submission: Submission, policy: Policy) -> str:
         return f"judged under another policy than {policy.name!r} (its policy {how})"
     signer = submission.verification.signer
     if policy.signers and signer not in policy.signers:
-        who = f"signed by {signer[:16]}…, whom" if signer else "unsigned, and"
+        shown = f"{signer[:16]}…" if signer and " " not in signer else signer
+        who = f"signed by {shown}, whom" if signer else "unsigned, and"
         return f"{who} policy {policy.name!r} does not accept; see its signers"
     return ""
 

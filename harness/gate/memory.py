@@ -77,8 +77,10 @@ class Memory:
         return None if content is None else sha256_hex(f"{self.code}:{content}".encode())
 
 
-def open_memory(folder: Path) -> Memory:
-    """The memory in a folder, made where it is not there. Raises `InputError` where others could write."""
+def open_memory(folder: Path, trusted_root: Path | None = None) -> Memory:
+    """The memory in a folder, made where it is not there, of what was found with that root of trust. Raises
+    `InputError` where others could write.
+    """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
@@ -89,7 +91,9 @@ def open_memory(folder: Path) -> Memory:
             f"{folder}: others can write here, and could put any verdict there; name a folder of your own "
             "with mode 0700"
         )
-    return Memory(folder, _code_digest(datetime.now(UTC).date(), date.today()))
+    code = _code_digest(datetime.now(UTC).date(), date.today())
+    root = "" if trusted_root is None else digest_file(trusted_root)[0]
+    return Memory(folder, sha256_hex(f"{code}:{root}".encode()))
 
 
 def recall(memory: Memory, key: Digest, name: str) -> Submission | None:

@@ -43,7 +43,11 @@ class Submission:
 
 
 def load_submission(
-    folder: Path, rejudge: Rejudge, replan: Replan | None = None, name: str | None = None
+    folder: Path,
+    rejudge: Rejudge,
+    replan: Replan | None = None,
+    name: str | None = None,
+    trusted_root: Path | None = None,
 ) -> Submission:
     """Verify and read one bundle. A broken one gives a submission without a plan, never an error. Without
     `replan` its evidence cannot count.
@@ -56,7 +60,7 @@ def load_submission(
             judged[check.id] = outcome
         return outcome
 
-    verification, work = examine(folder, judge, replan)
+    verification, work = examine(folder, judge, replan, trusted_root)
     shown, plan, again = name or folder.name, work.plan, work.replanned
     if plan is None or any(s.name == "schemas" and s.problems for s in verification.steps):
         return Submission(shown, verification, None, ())
