@@ -27,7 +27,7 @@ from harness.domain.pack import KernelVariant, Pack
 from harness.domain.record import canonical_bytes, sha256_hex
 from harness.domain.stage import StageContext
 
-__all__ = ["INSTALL", "Compiled", "compile_missing", "compiler_missing", "find_compiled"]
+__all__ = ["INSTALL", "Compiled", "compile_missing", "compiler_missing", "find_compiled", "one_at_a_time"]
 
 INSTALL = "pip install 'fasttrack[gpu]'"
 """Command that brings the compiler and the disassembler."""
@@ -99,7 +99,7 @@ def compile_missing(
     context: StageContext, wanted: Sequence[tuple[KernelVariant, str]]
 ) -> dict[tuple[str, str], str]:
     """Compile every (variant, architecture) that has no entry yet; gives the errors of those that failed."""
-    with _lock(context.cache / "audit"):
+    with one_at_a_time(context.cache / "audit"):
         for left in (context.cache / "audit").glob("building-*"):
             shutil.rmtree(left, ignore_errors=True)  # of a run that was killed: we hold the lock
         missing = [(v, a) for v, a in wanted if not _entry(context, v, a).is_dir()]
@@ -250,8 +250,8 @@ def _collect(job: _Job, name: str, entry: Path, end: str) -> str | None:
 
 
 @contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """One compiling harness at a time in a cache folder."""
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """One process at a time in a folder, which is made where it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

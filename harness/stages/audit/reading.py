@@ -36,9 +36,10 @@ from harness.stages.audit.launches import LAUNCH_COLUMNS, launch_row
 from harness.stages.audit.planted import mutants
 from harness.stages.audit.program import Level, Program, SourceLine
 from harness.stages.audit.ptx import doubtful_lines, parse_ptx
+from harness.stages.audit.rules import access_findings
 from harness.stages.audit.sass import parse_sass, target_of
 
-__all__ = ["Place", "kept_tables", "read_all", "read_variant"]
+__all__ = ["Place", "is_kept", "kept_tables", "read_all", "read_variant"]
 
 COMPILE_COLUMNS = ("error", "missing", "variant", "target")
 MUTANT_COLUMNS = ("mutation", *ACCESS_COLUMNS)
@@ -86,13 +87,15 @@ def kept_tables(compiled: Compiled, variant: KernelVariant, place: Place) -> tup
     return tables
 
 
+def is_kept(compiled: Compiled, variant: KernelVariant, place: Place) -> bool:
+    """Whether the variant's tables lie beside its files."""
+    folder = compiled.folder
+    return folder is not None and (folder / f"rows-{_reading_digest(compiled, variant, place)}.json").exists()
+
+
 def read_all(wanted: Sequence[tuple[Compiled, KernelVariant]], place: Place) -> None:
     """Read every variant whose rows are not kept yet, so that `kept_tables` finds them."""
-    missing = [
-        (c, v)
-        for c, v in wanted
-        if c.folder is not None and not (c.folder / f"rows-{_reading_digest(c, v, place)}.json").exists()
-    ]
+    missing = [(c, v) for c, v in wanted if c.folder is not None and not is_kept(c, v, place)]
     if len(missing) < WORTH_SHARING:
         return
     with ProcessPoolExecutor(READERS, mp_context=multiprocessing.get_context("spawn")) as readers:
@@ -176,6 +179,7 @@ def _read(compiled: Compiled, variant: KernelVariant, place: Place) -> _Read:
             broken = [
                 a for a in changed if (subject, *as_row(a)[1:]) not in same and a.roles not in ("", "weight")
             ]
+            broken.sort(key=lambda a: not access_findings([], [a]))  # a counter made weak breaks no rule
             planted += [
                 (f"{mutation}:{program.level.value}:{subject}", *as_row(a)) for a in broken[:MUTANT_ROWS]
             ]

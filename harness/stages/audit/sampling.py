@@ -10,11 +10,11 @@ from harness.domain.check import Check, Samples, SampleTable
 from harness.domain.pack import KernelVariant
 from harness.domain.record import Scalar
 from harness.domain.stage import StageContext
-from harness.stages.audit.artifacts import Compiled, compile_missing, find_compiled
+from harness.stages.audit.artifacts import Compiled, compile_missing, find_compiled, one_at_a_time
 from harness.stages.audit.launches import planted_launches
 from harness.stages.audit.planning import chosen_variants
 from harness.stages.audit.planted import planted_facts, verdict
-from harness.stages.audit.reading import Place, kept_tables, read_all
+from harness.stages.audit.reading import Place, is_kept, kept_tables, read_all
 
 __all__ = ["sample"]
 
@@ -35,9 +35,9 @@ def sample(check: Check, context: StageContext) -> Samples:
 
 
 def _compiled(context: StageContext, variant: KernelVariant, architecture: str, *, is_full: bool) -> Compiled:
-    """The variant's files; compiles the whole set where this one is missing."""
+    """The variant's files; compiles and reads the whole set where this one is missing or was not read."""
     found = find_compiled(context, variant, architecture)
-    if found is not None:
+    if found is not None and is_kept(found, variant, _place(context)):
         return found
     named = [a.arch for a in context.claim.envelope.architectures if a.arch != "cpu"]
     chosen = chosen_variants(context.pack.variants(), is_full)
@@ -45,7 +45,8 @@ def _compiled(context: StageContext, variant: KernelVariant, architecture: str, 
     found = find_compiled(context, variant, architecture)
     context.progress("reading compiled kernels")
     entries = [(find_compiled(context, v, a), v) for a in named for v in chosen if a in v.architectures]
-    read_all([(c, v) for c, v in entries if c is not None], _place(context))
+    with one_at_a_time(context.cache / "audit" / "reading"):  # else two lanes would read the same twice
+        read_all([(c, v) for c, v in entries if c is not None], _place(context))
     return found or Compiled(
         None, variant.name, errors.get((variant.name, architecture), "it was not compiled")
     )
