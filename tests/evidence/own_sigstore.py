@@ -166,7 +166,12 @@ class OwnSigstore:
             }
         )  # fmt: skip
         log_id, when = hashlib.sha256(_spki(self.log)).digest(), int(NOW.timestamp())
-        promise = {"body": _b64(body), "integratedTime": when, "logID": log_id.hex(), "logIndex": 0}
+        promise: dict[str, Any] = {
+            "body": _b64(body),
+            "integratedTime": when,
+            "logID": log_id.hex(),
+            "logIndex": 0,
+        }
         leaf = hashlib.sha256(b"\0" + body).digest()
         note = f"own log\n1\n{_b64(leaf)}\n"
         signed = f"{note}\n\u2014 own {_b64(log_id[:4] + _sign(self.log, note.encode()))}\n"
