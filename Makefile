@@ -53,7 +53,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python .ci/require_cpu_torch.py $(BIN)/pip constraints.txt $(TORCH_INDEX_URL) || exit 2
 	$(PIP) install --quiet -c constraints.txt $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch
-	$(PIP) install --quiet -c constraints.txt -e '.[cpu,evals,gpu,publish,history,mcp,tune,ray,dev]'
+	$(PIP) install --quiet -c constraints.txt -e '.[cpu,evals,gpu,publish,history,mcp,tune,ray,sigstore,dev]'
 	touch $@
 
 clean:

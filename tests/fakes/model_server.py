@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 WAYS = (
     "late", "never", "out_of_memory", "killed", "port_taken", "no_model", "bad_argument", "crash",
-    "other_model", "other_root", "answers_as_other", "other_tokens", "key", "warm", "garbage", "refuse", "nan",
-    "slow",
+    "other_model", "other_root", "answers_as_other", "other_tokens", "key", "warm", "garbage", "refuse",
+    "nan", "slow",
 )  # fmt: skip
 LAST_WORDS = {
     "out_of_memory": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
