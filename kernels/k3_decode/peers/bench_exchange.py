@@ -180,7 +180,7 @@ def _stock_attn_res() -> Callable[..., object]:
     """vLLM's Triton AttnRes, from the packed peers; `RuntimeError` where they do not load."""
     from k3_decode.peers.stock_kernels import StockKernels
 
-    kernels: Any = StockKernels()  # type: ignore[no-untyped-call]  # peers have no types
+    kernels: Any = StockKernels()
     if kernels.attn_res is None:
         raise RuntimeError(f"vLLM's AttnRes: {kernels.err['attn_res']}; unpack the peers (peers/README.md)")
 
