@@ -36,11 +36,34 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("app", "left_out", "own"),
     [
-        (validate.app, {"machine"}, {"out", "resume", "keep_going", "json"}),
+        (
+            validate.app,
+            {"machine"},
+            {"out", "resume", "keep_going", "json", "journal", "executor", "address"},
+        ),
         (plan.app, set(), {"save", "show_all", "json"}),
-        (run.app, {"stage", "machine"}, {"out", "resume", "stage", "json"}),
-        (evals.app, {"stage", "machine"}, {"out", "resume", "task", "data", "name", "json"}),
-        (sweep.app, {"stage", "machine"}, {"out", "resume", "name", "json"}),
+        (run.app, {"stage", "machine"}, {"out", "resume", "stage", "json", "executor", "address"}),
+        (
+            evals.app,
+            {"stage", "machine"},
+            {"out", "resume", "task", "data", "name", "json", "engine", "server"},
+        ),
+        (
+            sweep.app,
+            {"stage", "machine"},
+            {
+                "out",
+                "resume",
+                "name",
+                "json",
+                "executor",
+                "address",
+                "engine",
+                "server",
+                "tokens",
+                "batch",
+            },
+        ),
     ],
     ids=["validate", "plan", "run", "evals run", "sweep run"],
 )
@@ -79,9 +102,9 @@ def test_a_plan_says_whose_change_and_claim_what_runs_and_why_the_rest_does_not(
     words = " ".join(re.sub("[\u2500-\u257f]", " ", capsys.readouterr().out).split())
     assert "claim k3_decode of pack k3_decode policy fast_track, at tier smoke" in words
     assert "1 file, 1 line added" in words
-    assert "kernels 91 210 sm_90a at rank" in words
+    assert "kernels 96 219 sm_90a at rank" in words
     assert "policy fast_track also asks for what the column `still needed elsewhere` names" in words
-    assert "what would run checks proves 22 of kernels, such as" in words
+    assert "22 of kernels, such as" in words
     assert "The guard takes each op at every edge of the envelope and declines one step outside." in words
     assert "needs a machine with sm_90a; this one has cpu" in words
     assert "what was seen" not in words

@@ -21,7 +21,7 @@ REASONS = {
     "nan_returned": "error",
     "nothing_after_the_first_call": "error",
     "padded_input_frozen": "error",
-    "scale_over_the_batch": "in mates: error",
+    "scale_over_the_batch": "in special_rows: error",
     "stock_after_an_exception": "the launch counter did not rise",
     "stock_called_instead": "stock by another name",
     "tolerance_patched": "the candidate replaced module:harness.measure.trial.token_errors",

@@ -47,7 +47,8 @@ def test_a_cell_without_evidence_names_the_command_that_fills_it(tmp_path: Path)
     outcome = outcome_of(COVERAGE, "path/cpu.tp1.dcp1.b4.", Faults(fallback_from_step=0), tmp_path)
     assert outcome.next_step == (
         "make the optimised path run in cpu.tp1.dcp1.b4.c24.d0.bf16.decode (the ledger holds the decline "
-        "reasons), then `fasttrack run coverage --tier smoke`"
+        "reasons), then `fasttrack run coverage --only coverage/path/cpu.tp1.dcp1.b4.c24.d0.bf16.decode "
+        "--tier smoke`"
     )
 
 
