@@ -65,25 +65,30 @@ class _Line(Record):
 
 
 def plan_trials(request: PlanRequest) -> tuple[Check, ...]:
-    """Played ranks on one GPU, and every number of real ranks that the claim divides a model over."""
+    """Played ranks on one GPU, and every number of real ranks that the claim divides a model over: what this
+    machine can run, and what the policy wants from others.
+    """
     envelope = request.claim.envelope
     arch = next((a.arch for a in envelope.architectures if a.level == "dispatched" and a.arch != "cpu"), None)
     trials = _trials_of(request.pack)
     if arch is None or not trials:
         return ()
+    wanted = max((proof.tier.strength for proof in request.policy.proofs), default=Tier.SMOKE.strength)
     here, gpus = request.machine.arch, sum(gpu.arch == arch for gpu in request.machine.gpus)
     checks = []
     for trial in trials:
         for ranks in trial.played:
             words = None if here == arch else f"needs a machine with {arch}; this one has {here}"
-            checks.append(_check(trial, arch, ranks, True, words))
+            if words is None or wanted >= Tier.RANK.strength:
+                checks.append(_check(trial, arch, ranks, True, words))
         for ranks in (tp for tp in envelope.tp if tp > 1):
             words = (
                 None
                 if gpus >= ranks
                 else f"needs {ranks} GPUs ({arch}) of one NVLink domain; this machine has {gpus}"
             )
-            checks.append(_check(trial, arch, ranks, False, words))
+            if words is None or wanted >= Tier.NODE.strength:
+                checks.append(_check(trial, arch, ranks, False, words))
     return tuple(checks)
 
 

@@ -35,15 +35,17 @@ class TrialPack(NormPack):
         )
 
 
-def _checks(pack: TrialPack, gpus: int) -> tuple[Check, ...]:
+def _checks(pack: TrialPack, gpus: int, wanted: Tier = Tier.SMOKE) -> tuple[Check, ...]:
     asked = request(pack)
+    proofs = tuple(proof.model_copy(update={"tier": wanted}) for proof in asked.policy.proofs)
+    policy = asked.policy.model_copy(update={"proofs": proofs})
     card = Gpu(name="NVIDIA H200", arch="sm_90a", memory_bytes=1)
     machine = asked.machine.model_copy(update={"gpus": (card,) * gpus})
     envelope = asked.claim.envelope
     hopper = envelope.architectures[0].model_copy(update={"arch": "sm_90a"})
     wide = envelope.model_copy(update={"architectures": (hopper,), "tp": (1, 2)})
     claim = asked.claim.model_copy(update={"envelope": wide})
-    planned = kernels.plan(replace(asked, pack=pack, machine=machine, claim=claim))
+    planned = kernels.plan(replace(asked, pack=pack, machine=machine, claim=claim, policy=policy))
     return tuple(check for check in planned if "/collective/" in check.id)
 
 
@@ -58,9 +60,13 @@ def test_played_ranks_need_one_gpu_and_real_ranks_as_many_as_the_claim_divides_o
     assert (played.tier, played.unavailable) == (Tier.RANK, None)
     assert (two.tier, two.unavailable) == (Tier.NODE, None)
     assert not any(check.is_required for check in checks.values())
-    one = {check.id: check for check in _checks(TrialPack(GOOD), 1)}
+    one = {check.id: check for check in _checks(TrialPack(GOOD), 1, Tier.NODE)}
     words = "needs 2 GPUs (sm_90a) of one NVLink domain; this machine has 1"
     assert one["kernels/exchange/collective/ranks2"].unavailable == words
+
+
+def test_what_neither_this_machine_can_run_nor_the_policy_wants_is_not_planned() -> None:
+    assert [check.id for check in _checks(TrialPack(GOOD), 0)] == []
 
 
 def test_right_bits_and_a_planted_fault_that_shows_pass(tmp_path: Path) -> None:
