@@ -1,9 +1,10 @@
 """What faults are planted in: the installed pack, its smoke plan, a scratch repository and an honest bundle.
 
 Checks are those that the planner makes of the claim under the smoke policy, unchanged but for a shorter text
-of the drift eval, so that a fault is caught here only where a plain `fasttrack validate` would have caught
-it; the suite picks the few that touch what was patched. What no fault changes (honest samples, the bundle)
-is made once a run, in a folder that all workers share.
+of the drift eval and sweeps that time every block (edited times are then judged for what they show, not for
+where the run would have stopped), so that a fault is caught here only where a plain `fasttrack validate`
+would have caught it; the suite picks the few that touch what was patched. What no fault changes (honest
+samples, the bundle) is made once a run, in a folder that all workers share.
 """
 
 import fcntl
@@ -240,7 +241,14 @@ class Bench:
 
 
 def _shortened(check: Check) -> Check:
-    """The drift eval over fewer positions; any other check as it is."""
+    """The drift eval over fewer positions, sweeps without an early stop; any other check as it is."""
+    if check.stage is StageName.SWEEP:
+        thresholds = tuple(
+            t.model_copy(update={"value": 0.0}) if t.name == "interval_width" else t
+            for t in check.thresholds
+            if t.name != "time_s"
+        )
+        return check.model_copy(update={"thresholds": thresholds})
     if check.subject != "drift":
         return check
     parameters = tuple((k, min(DRIFT_STEPS, int(v or 0)) if k == "steps" else v) for k, v in check.parameters)

@@ -4,6 +4,7 @@ On a machine without a GPU a build of vLLM for processors serves SmolLM2 or a ti
 half a minute on two idle cores.
 """
 
+import json
 import os
 from contextlib import closing
 from pathlib import Path
@@ -47,7 +48,7 @@ def test_a_real_server_answers_is_observed_and_is_gone_afterwards(tmp_path: Path
             stated = server.stated([asks[1].model_copy(update={"tokens": tokens})], [replies[1]])
         facts = dict(engine.description("optimised"))
     assert [reply.finish in ("stop", "length") for reply in replies] == [True] * 4
-    assert replies[3].text in ('{"a":"x"}', '{"a": "x"}', '{"a":"y"}', '{"a": "y"}')
+    assert json.loads(replies[3].text) in ({"a": "x"}, {"a": "y"})
     assert counters["generated_tokens"] == sum(len(reply.tokens) for reply in replies)
     assert max(kind.requests for kind in ledger if kind.phase == "decode") >= 2
     assert {kind.path for kind in ledger} == {"optimised"}

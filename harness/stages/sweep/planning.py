@@ -31,8 +31,8 @@ DEFAULTS: dict[str, float] = {
     "min_expert_share": 0.4,
 }
 """Where the policy names none. `min_ratio`: stock time over optimised time that a cell without a promise must
-reach; `interval_width`: sampling stops when the ratio's interval is narrower, and `time_s`: or when all arms
-together were timed for so long. A token of a layer may be
+reach; `interval_width`: sampling stops when the ratio's interval is narrower (0: never), and `time_s`: or
+when all arms together were timed for so long. A token of a layer may be
 `error_factor` x stock + `error_floor` away from float64 (relative L2; half a unit in bf16's last place).
 `min_expert_share`: distinct experts of a step, of those that an even router would choose; a real router
 chooses about 0.57 of them (64 rows, 16 of 896), one that sees equal rows 0.03."""
