@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -54,22 +55,24 @@ def run_command(
     call = "import sys; from harness.cli.main import entry; entry(sys.argv[1:])"
     argv = (sys.executable, "-P", "-c", call, *arguments, "--json")
     box = confined(argv, scratch, Limits(), tree_variables(tree) | dict(more or {}), has_gpu=has_gpu)
-    document = scratch / ".document.json"
     words: list[str] = []
-    with document.open("wb") as sink:
-        child = subprocess.Popen(
-            box.argv, env=box.environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.PIPE,
-            start_new_session=True, cwd=scratch,
-        )  # fmt: skip
+    # No path leads to the document: what runs in scratch cannot put another one in its place there. It is
+    # read, and closed, after the child has ended.
+    sink = tempfile.TemporaryFile()  # noqa: SIM115
+    child = subprocess.Popen(
+        box.argv, env=box.environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.PIPE,
+        start_new_session=True, cwd=scratch,
+    )  # fmt: skip
     reader = threading.Thread(target=_read_words, args=(child, words, on_progress), daemon=True)
     reader.start()
     ended = _wait(child, limit_s, cancelled)
     reader.join(timeout=5)
     last = "\n".join(words[-8:])[-WORDS:]
-    if ended:
-        raise CommandEnded(f"`fasttrack {' '.join(arguments)}` {ended}; its last words:\n{last}")
-    with document.open("rb") as file:
-        raw = file.read(MOST_BYTES + 1)
+    with sink:
+        if ended:
+            raise CommandEnded(f"`fasttrack {' '.join(arguments)}` {ended}; its last words:\n{last}")
+        sink.seek(0)
+        raw = sink.read(MOST_BYTES + 1)
     try:
         if len(raw) > MOST_BYTES:
             raise ValueError("longer than any document may be")

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from harness.agent.commands import CommandEnded, Ran, run_command
+from harness.domain.check import StageName
 from harness.domain.errors import InputError
 from harness.domain.pack import Pack
 from harness.domain.verdict import Answer, Verdict
@@ -54,7 +55,7 @@ class VerdictDesk:
         bundle = scratch / "bundle"
         asked = ("--journal", str(journal), "--out", str(bundle))
         try:
-            ran = self._run("validate", files, f"Attempt {number}", asked, scratch, on_progress, cancelled)
+            ran = self._run(("validate",), files, f"Attempt {number}", asked, scratch, on_progress, cancelled)
             verdict = Verdict.model_validate(ran.document["verdict"])
         except (CommandEnded, KeyError, ValidationError) as error:
             return Asked(None, f"no verdict: {error}"[:3000], None)
@@ -67,11 +68,17 @@ class VerdictDesk:
         self, files: Mapping[str, str], stage: str, tier: str, only: tuple[str, ...],
         on_progress: Progress | None = None, cancelled: threading.Event | None = None,
     ) -> Ran:  # fmt: skip
-        """One stage over these files, as `fasttrack run STAGE --json` gives it."""
-        scratch = self._scratch(stage)
-        words = tuple(word for name in only for word in ("--only", name))
-        asked = ("--tier", tier, *words, "--out", str(scratch / "run"))
-        return self._run(f"run {stage}", files, f"For {stage}", asked, scratch, on_progress, cancelled)
+        """One stage over these files, as `fasttrack run STAGE --json` gives it.
+
+        Raises `InputError` for a name that is no stage: an agent's words never become a path or an option.
+        """
+        known = [name.value for name in StageName]
+        if stage not in known:
+            raise InputError(f"{stage!r} is no stage; there are {', '.join(known)}")
+        scratch = self._scratch("stage")
+        words = tuple(f"--only={name}" for name in only)
+        asked = (f"--tier={tier}", *words, "--out", str(scratch / "run"))
+        return self._run(("run", stage), files, f"For {stage}", asked, scratch, on_progress, cancelled)
 
     @property
     def _tree(self) -> Path:
@@ -86,14 +93,14 @@ class VerdictDesk:
         return scratch
 
     def _run(
-        self, command: str, files: Mapping[str, str], subject: str, asked: tuple[str, ...], scratch: Path,
-        on_progress: Progress | None, cancelled: threading.Event | None,
+        self, command: tuple[str, ...], files: Mapping[str, str], subject: str, asked: tuple[str, ...],
+        scratch: Path, on_progress: Progress | None, cancelled: threading.Event | None,
     ) -> Ran:  # fmt: skip
         """A command over a commit of these files."""
         _git(self.clone, "checkout", "--quiet", "--detach", self.base)
         head = self._committed(files, subject)
         arguments = (
-            *command.split(), "--pack", self._pack.name, "--repo", str(self.clone), "--base", self.base,
+            *command, "--pack", self._pack.name, "--repo", str(self.clone), "--base", self.base,
             "--head", head, "--policy", self._policy, *asked,
         )  # fmt: skip
         return run_command(

@@ -6,6 +6,7 @@ at, so neither oracle nor harness can come from it.
 """
 
 import difflib
+import os
 import shutil
 import stat
 from collections.abc import Mapping
@@ -47,6 +48,15 @@ def lay_out(workspace: Path, source: Path, files: tuple[str, ...]) -> None:
         shutil.copyfile(source / name, target)
 
 
+def _read_plain(place: Path) -> bytes:
+    """A file's bytes, of what was opened: a link or a pipe put there since it was looked at is refused."""
+    descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("no plain file")
+        return file.read(MAX_FILE_BYTES + 1)
+
+
 def read_change(workspace: Path, start: Mapping[str, str]) -> Change:
     """The files as the agent left them; raises `InputError`, for the agent to read, where one is no plain
     text of sensible size.
@@ -64,7 +74,9 @@ def read_change(workspace: Path, start: Mapping[str, str]) -> Change:
         if info.st_size > MAX_FILE_BYTES:
             raise InputError(f"{name} has {info.st_size} bytes; {MAX_FILE_BYTES} at most")
         try:
-            files[name] = place.read_text(encoding="utf-8")
+            files[name] = _read_plain(place).decode("utf-8")
+        except OSError as error:
+            raise InputError(f"{name} cannot be read as a plain file of the workspace: {error}") from error
         except UnicodeDecodeError as error:
             raise InputError(f"{name} is no UTF-8 text: {error}") from error
     patch = "".join(

@@ -1,7 +1,8 @@
 """How a run goes, for `validate`, `run` and `collect` alike: plan, execute, bundle, report, a table, an exit
 code.
 
-The exit code answers for the tier asked for: 0 when every check planned for it passed, 1 when one did not.
+The exit code answers for the tier asked for: 0 when every check planned for it passed, 1 when one did not,
+2 when none could be made here.
 What the gate would say is printed beside it, and only `fasttrack gate` answers admission.
 """
 
@@ -96,7 +97,8 @@ def finish_run(
     from harness.report import write_report
 
     outcomes = {outcome.check: outcome for outcome in run.outcomes()}
-    code = 1 if failed_checks(plan, outcomes) else 0
+    is_measured = any(outcome.status is not Status.SKIPPED for outcome in outcomes.values())
+    code = 1 if failed_checks(plan, outcomes) else 0 if is_measured else 2
     put_score(run.logs)
     bundle = write_bundle(run, machine=machine)
     decision, submissions = gate_submissions([bundle], plan.policy)
@@ -142,6 +144,9 @@ def _print_result(
     out.print(f"the gate would say: {verdict}", markup=False, soft_wrap=True)
     failed = failed_checks(plan, outcomes)
     words = f"{len(failed)} checks planned for this tier did not pass (exit 1)"
+    if not failed and all(outcome.status is Status.SKIPPED for outcome in outcomes.values()):
+        out.print("nothing was measured: every planned check was skipped (exit 2)")
+        return
     out.print(words if failed else "every check planned for this tier passed (exit 0)")
 
 
