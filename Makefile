@@ -45,6 +45,7 @@ policies: $(STAMP)
 example: $(STAMP)
 	rm -rf out/example out/example-report
 	$(BIN)/fasttrack validate --tier smoke --policy smoke --base $(BASE) --head $(HEAD) --out out/example
+	rm -f bundles/examples/smoke.tar.zst
 	$(BIN)/fasttrack bundle pack out/example --out bundles/examples/smoke.tar.zst
 
 # Made again when the dependencies change. torch goes first, so that nothing else can pull a CUDA build in.
