@@ -5,7 +5,6 @@ from harness.faults.fault import Fault
 from harness.faults.scenes import SamplesScene
 from tests.faults.sample_edits import Row, each, retimed
 
-
 ARMS = ("stock", "optimised", "null", "slow")
 """Neighbours in this order are never hit in the same block, so that no ratio stays as it was."""
 
