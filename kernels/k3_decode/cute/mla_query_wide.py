@@ -128,8 +128,8 @@ def _query(
                 place = squares_at + ((helper % 2 * row_tiles + m) * 16 + rank * 2 + helper // 2) * 4
                 frag.store_remote_f32(ins.cluster_address(place, lane), squares[m])
         cute.arch.cluster_arrive()
-    if warp < WARPS:
-        # Weights before the wait.
+    else:
+        # Weights before the wait. As the other branch, so that no path of the compiled code waits in neither.
         begin_uk_copies(uk_weight, head, rank, tid, uk_at)
         chunk_of = [cutlass.min(warp + i * WARPS, chunks - 1) for i in range(own_chunks)]
         has_chunk = [Int32(warp + i * WARPS < chunks) for i in range(own_chunks)]
