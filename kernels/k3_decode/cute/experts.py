@@ -497,15 +497,19 @@ def experts(
 
 def variants() -> tuple[Variant, ...]:
     """K3 at TP 1 to 16 and the small models, for 8, 16 and 64 tokens, and for one with the selection."""
-    roles = (
-        ("latent", "activation"), ("ids", "activation"), ("weights", "activation"), ("w13", "weight"),
-        ("w2", "weight"), ("workspace", "workspace"), ("out", "output"), ("launches", "workspace"),
-    )  # fmt: skip
+
+    def roles(selects: bool) -> tuple[tuple[str, str], ...]:
+        chosen = "output" if selects else "activation"
+        given = (
+            ("latent", "activation"), ("ids", chosen), ("weights", chosen), ("w13", "weight"),
+            ("w2", "weight"), ("workspace", "workspace"), ("out", "output"), ("launches", "workspace"),
+        )  # fmt: skip
+        return (*given, ("logits", "activation"), ("bias", "weight")) if selects else given
+
     shapes = [(3584, inter, 896, 16) for inter in (3072, 1536, 768, 384, 256, 192)]
     shapes += [(96, 64, 16, 4), (96, 32, 16, 4), (64, 64, 8, 2), (64, 32, 8, 2)]
     forms = [Form(*shape, capacity) for shape in shapes for capacity in CAPACITIES]
     forms += [Form(*shape, CAPACITIES[0], selects=True) for shape in shapes]
-    selection = (("logits", "activation"), ("bias", "weight"))
     rooms = {form: 1 if form.selects else form.capacity for form in forms}
     return tuple(
         Variant(
@@ -513,7 +517,7 @@ def variants() -> tuple[Variant, ...]:
             name=f"experts_l{form.latent}_i{form.inter}_e{form.experts}_t{room}",
             architectures=DISPATCHED + COMPILED,
             compile=lambda form=form: _compile(form),  # type: ignore[misc]
-            parameters=roles + selection if form.selects else roles,
+            parameters=roles(form.selects),
             source="cute/experts.py",
             is_smoke=(form.inter, form.capacity, form.selects) == (384, 8, False),
         )
