@@ -30,6 +30,20 @@ class ServedArm(Record):
     environment: tuple[Setting, ...] = ()
     url: str = Field(default="", pattern=r"^(|https?://[^\s/]+)$")
     """Of a server that runs already, such as `http://127.0.0.1:8001`; empty: it is started here."""
+    observer: str = ""
+    """File that the observer in such a server writes to, where it lies on this machine: the server's
+    `FASTTRACK_OBSERVER`. Empty: nobody observed it.
+    """
+    traces: str = ""
+    """Folder of such a server's profiler (`torch_profiler_dir`), where it lies on this machine."""
+
+    @model_validator(mode="after")
+    def _files_are_of_a_url(self) -> Self:
+        if (self.observer or self.traces) and not self.url:
+            raise ValueError(
+                "a server that is started here is observed anyway: leave `observer` and `traces` out"
+            )
+        return self
 
 
 class Acceptance(Record):
@@ -63,6 +77,8 @@ class ServerSettings(Record):
     """What the observer must see chosen in the optimised arm and not in stock, where the switch holds for the
     whole server, such as (attention, FLASHMLA); empty: the engine says step by step which path ran.
     """
+    has_profiler: bool = False
+    """Whether servers that are started here tell the kernels of a few steps, by their own profiler."""
     key_file: str = ""
     """File with the key that the server asks for; the key itself stands in no file of ours."""
     port: Whole = 0
@@ -78,6 +94,8 @@ class ServerSettings(Record):
             raise ValueError(
                 "either both arms have a url or none: a started server and a foreign one are unlike"
             )
+        if self.stock.observer and self.stock.observer == self.optimised.observer:
+            raise ValueError("both arms have one observer file: give each server a file of its own")
         same = (self.stock.arguments, self.stock.environment) == (
             self.optimised.arguments,
             self.optimised.environment,

@@ -22,6 +22,7 @@ from harness.domain.errors import FasttrackError, InputError, ServiceError
 from harness.engines.metrics import RUNNING, acceptance_length, counted, parse_metrics
 from harness.engines.observed import StepBook
 from harness.engines.observer_home import observer_environment
+from harness.engines.profiled import profile_arguments, profile_facts
 from harness.engines.served import ServerSettings
 from harness.engines.server_client import Client, HttpError
 from harness.engines.server_process import HOST, ServerProcess, free_port
@@ -123,7 +124,8 @@ class VllmServer:
     def _start(self, arm: str, stack: ExitStack) -> "_Up":
         settings, own = self._settings, self._settings.arm(arm)
         self._facts[arm] = facts = []
-        process, book = None, None
+        traces = Path(own.traces) if own.traces else None
+        process, book = None, StepBook(Path(own.observer)) if own.observer else None
         begun = time.monotonic()
         if settings.is_started:
             port = settings.port or free_port()
@@ -132,9 +134,12 @@ class VllmServer:
             environment = {**dict(settings.environment), **dict(own.environment)}
             environment |= observer_environment(home, book.path, environment)
             log = self._logs / f"server-{self._opened}-{arm}.log"
-            process = stack.enter_context(
-                ServerProcess(settings.command(arm, HOST, port), environment, log, port)
-            )
+            command = settings.command(arm, HOST, port)
+            if settings.has_profiler:
+                traces = home / "traces"
+                traces.mkdir(parents=True, exist_ok=True)
+                command = (*command, *profile_arguments(traces))
+            process = stack.enter_context(ServerProcess(command, environment, log, port))
         url = own.url or f"http://{HOST}:{port}"
         limit, top = float(settings.answer_limit_s), settings.top_logprobs
         client = Client(url, settings.served_name, _key(settings), limit, top)
@@ -144,6 +149,8 @@ class VllmServer:
         facts += identity(client, settings)
         if process is None:
             _drop_prefixes(client, read_metrics(client))
+        if traces is not None:
+            facts += profile_facts(client, traces)
         facts.append(("metrics_before", _told(read_metrics(client))))
         return _Up(client, process, book)
 

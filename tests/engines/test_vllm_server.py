@@ -223,6 +223,31 @@ def test_two_urls_are_asked_side_by_side_and_a_warm_cache_shows_in_the_counters(
             server.close()
 
 
+def test_what_the_observer_wrote_in_a_server_of_others_is_its_ledger(tmp_path: Path) -> None:
+    port, book = free_port(), tmp_path / "steps.jsonl"
+    entries = [
+        {"kind": "observer", "vllm": "0.33.0", "is_on": True, "why": ""},
+        {"kind": "step", "step": 1, "phase": "decode", "requests": 1, "tokens": 1, "path": "stock",
+         "reason": "before", "ids": ["cmpl-0"], "prompts": []},
+    ]  # fmt: skip
+    book.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    command = (*PROGRAM, "serve", "m", "--served-model-name=fake", f"--port={port}")
+    with ServerProcess(command, {}, tmp_path / "log", port):
+        _until_listening(port)
+        ours = ServedArm(url=f"http://127.0.0.1:{port}", observer=str(book))
+        asked = ServerSettings(
+            model="m", served_name="fake", stock=ServedArm(url="http://127.0.0.1:1"), optimised=ours
+        )
+        engine = VllmServer(asked, tmp_path, tmp_path)
+        with engine.open("optimised") as server:
+            server.answer(questions(1))
+            with book.open("a") as file:
+                step = {**entries[1], "step": 2, "tokens": 2, "path": "optimised", "reason": "taken"}
+                file.write(json.dumps(step) + "\n")
+            assert server.ledger() == {StepTotal("decode", "optimised", "taken", 1): 2}
+            assert server.path_share() == 1.0
+
+
 def test_an_arm_that_is_opened_again_has_the_same_server_and_counts_anew(tmp_path: Path) -> None:
     with closing(VllmServer(settings(tmp_path), tmp_path, tmp_path)) as engine:
         with engine.open("stock") as first:

@@ -10,12 +10,13 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, ClassVar
 
 WAYS = (
     "late", "never", "out_of_memory", "killed", "port_taken", "no_model", "bad_argument", "crash",
     "other_model", "other_root", "answers_as_other", "other_tokens", "key", "warm", "garbage", "refuse",
-    "nan", "slow",
+    "nan", "slow", "bad_trace", "cpu_only",
 )  # fmt: skip
 LAST_WORDS = {
     "out_of_memory": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
@@ -32,12 +33,26 @@ def option(name: str, default: str) -> str:
     return found[-1] if found else default
 
 
+def trace_events() -> list[dict[str, Any]]:
+    """As torch's profiler writes them."""
+    events: list[dict[str, Any]] = [{"cat": "cpu_op", "name": "aten::mm", "dur": 9}]
+    if "cpu_only" in ways_asked():
+        return events
+    launched = ["marlin", "marlin", *(["k3_experts"] if option("switch", "") == "on" else [])]
+    return events + [{"cat": "kernel", "name": name, "dur": 2.5} for name in launched]
+
+
+def ways_asked() -> tuple[str, ...]:
+    """Ways to misbehave."""
+    return tuple(word.partition("=")[2] for word in sys.argv if word.startswith("--behave="))
+
+
 class Fake(BaseHTTPRequestHandler):
     """One request."""
 
     protocol_version = "HTTP/1.0"
     ways: tuple[str, ...] = ()
-    model, folder = "", ""
+    model, folder, traces = "", "", ""
     begun = 0.0
     counts: ClassVar[dict[str, int]] = dict.fromkeys(
         ("prompt", "generated", "queries", "hits", "running", "asked"), 0
@@ -74,8 +89,17 @@ class Fake(BaseHTTPRequestHandler):
             self._say(200, json.dumps({"tokens": [ord(c) + shift for c in body["prompt"]]}))
         elif self.path in ("/v1/completions", "/v1/chat/completions"):
             self._complete(body, is_chat="chat" in self.path)
+        elif self.path in ("/start_profile", "/stop_profile") and self.traces:
+            if self.path == "/stop_profile":
+                self._leave_trace()
+            self._say(200, "")
         else:
             self._say(404, "no such path")
+
+    def _leave_trace(self) -> None:
+        """Two launches of a kernel that every server has, and one of the switch's."""
+        text = "no trace" if "bad_trace" in self.ways else json.dumps({"traceEvents": trace_events()})
+        (Path(self.traces) / f"rank0.{time.time_ns()}.pt.trace.json").write_text(text)
 
     def _complete(self, body: dict[str, Any], *, is_chat: bool) -> None:
         with self.lock:
@@ -157,7 +181,7 @@ class Fake(BaseHTTPRequestHandler):
 
 def main() -> None:
     """Serve until ended."""
-    ways = tuple(word.partition("=")[2] for word in sys.argv if word.startswith("--behave="))
+    ways = ways_asked()
     print(f"fake server, {ways or 'well behaved'}", flush=True)
     if sys.argv[1] != "serve":
         sys.exit(1)
@@ -168,6 +192,7 @@ def main() -> None:
         if way == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
     Fake.ways, Fake.begun = ways, time.monotonic()
+    Fake.traces = json.loads(option("profiler-config", "{}")).get("torch_profiler_dir", "")
     Fake.folder, Fake.model = sys.argv[2], option("served-model-name", "m")
     ThreadingHTTPServer((option("host", "127.0.0.1"), int(option("port", "0"))), Fake).serve_forever()
 

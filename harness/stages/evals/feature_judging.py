@@ -9,7 +9,15 @@ from harness.domain.record import Scalar
 from harness.domain.table_shape import unusable
 from harness.measure.goodness import Draw, stated_p
 from harness.stages.evals.features import StructuredAnswer
-from harness.stages.evals.shares import NEXT_STEPS, figure_of, limit, low_share, path_share, rows_of
+from harness.stages.evals.shares import (
+    NEXT_STEPS,
+    figure_of,
+    limit,
+    low_share,
+    own_kernels,
+    path_share,
+    rows_of,
+)
 from harness.stages.evals.tables import feature_faults
 
 __all__ = ["judge_feature"]
@@ -42,6 +50,17 @@ def judge_feature(check: Check, samples: Samples) -> Outcome:
     figures = (*figures, figure_of("path_share", share, "no token was decoded"))
     if status is Status.PASS and (low := low_share(check, share)) is not None:
         status, words = Status.NO_EVIDENCE, low
+    own = own_kernels(samples)
+    if own is not None:
+        figures = (
+            *figures,
+            Figure(name="own_kernels", value=len(own), note="of the optimised arm's profile"),
+        )
+        if status is Status.PASS and not own:
+            status, words = (
+                Status.NO_EVIDENCE,
+                "the servers' profilers saw no kernel that stock does not launch",
+            )
     kind, description = CONTROLS[name]
     if name == "temperature_sampling" and dict(check.parameters).get("engine") == "vllm":
         kind, description = MOVED_DRAWS

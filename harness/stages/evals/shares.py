@@ -2,12 +2,14 @@
 tokens.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 
 from harness.domain.check import Check, Figure, Samples, Status
 from harness.domain.record import Scalar
+from harness.engines.profiled import KERNELS
 
-__all__ = ["NEXT_STEPS", "Rows", "figure_of", "limit", "low_share", "path_share", "rows_of"]
+__all__ = ["NEXT_STEPS", "Rows", "figure_of", "limit", "low_share", "own_kernels", "path_share", "rows_of"]
 
 Rows = Sequence[Mapping[str, Scalar]]
 NEXT_STEPS = {
@@ -38,6 +40,18 @@ def low_share(check: Check, share: float | None) -> str | None:
     if share is None or share < least:
         return f"only {share or 0:.1%} of the tokens came from the optimised path (least {least:.0%})"
     return None
+
+
+def own_kernels(samples: Samples) -> tuple[str, ...] | None:
+    """Kernels that the optimised server's profiler saw and stock's did not; None where not both told any."""
+    told = {r["arm"]: str(r["value"]) for r in rows_of(samples, "settings") if r["name"] == KERNELS}
+    if not {"stock", "optimised"} <= told.keys():
+        return None
+    try:
+        names = {arm: {str(row[0]) for row in json.loads(text)} for arm, text in told.items()}
+    except (ValueError, TypeError, IndexError, KeyError):
+        return ()
+    return tuple(sorted(names["optimised"] - names["stock"]))
 
 
 def rows_of(samples: Samples, name: str) -> Rows:

@@ -1,5 +1,6 @@
 """What the samples of each feature amount to, from rows written by hand."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,30 @@ def test_an_answer_under_a_schema_must_parse_under_it(answer: str, status: Statu
     ]  # fmt: skip
     outcome = judge(_check("structured_output", items=1), _samples("structured_output", texts=rows))
     assert outcome.status is status
+
+
+@pytest.mark.parametrize(
+    ("optimised", "status", "own"),
+    [
+        ([["marlin", 2, 5.0], ["k3_experts", 1, 2.5]], Status.PASS, 1),
+        ([["marlin", 2, 5.0]], Status.NO_EVIDENCE, 0),
+    ],
+)
+def test_a_server_whose_profiler_saw_stocks_kernels_alone_proves_nothing(
+    optimised: list[list[object]], status: Status, own: int
+) -> None:
+    rows: Rows = [
+        ("stock", "a", "", GOOD, "stop"), ("optimised", "a", "", GOOD, "stop"),
+        ("control", "a", "", "no json", "length"),
+    ]  # fmt: skip
+    told: Rows = [
+        ("stock", "profile.kernels", json.dumps([["marlin", 3, 7.5]])),
+        ("optimised", "profile.kernels", json.dumps(optimised)),
+    ]
+    samples = _samples("structured_output", texts=rows, settings=told)
+    outcome = judge(_check("structured_output", items=1), samples)
+    assert outcome.status is status
+    assert next(f.value for f in outcome.figures if f.name == "own_kernels") == own
 
 
 def test_a_schema_that_is_met_without_being_asked_for_proves_nothing() -> None:
