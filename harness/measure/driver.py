@@ -27,7 +27,7 @@ from harness.domain.errors import DeviceMissing, FasttrackError
 __all__ = [
     "DriverError", "Kernel", "KernelNode", "MemsetNode", "Module", "TensorMapRequest", "encode_tensor_map",
     "graph_nodes", "is_device_address",
-    "persisting_l2_bytes",
+    "persisting_l2_bytes", "reset_persisting_l2",
 ]  # fmt: skip
 
 CLUSTER_DIMENSION, SERIALIZATION, CARVEOUT = 4, 6, 14
@@ -231,6 +231,11 @@ def persisting_l2_bytes() -> int:
     size = c_size_t()
     _call("cuCtxGetLimit", byref(size), c_int(PERSISTING_L2))
     return size.value
+
+
+def reset_persisting_l2() -> None:
+    """Lines that were set aside become ordinary ones, which a flush drives out."""
+    _call("cuCtxResetPersistingL2Cache")
 
 
 def graph_nodes(graph: int) -> tuple[KernelNode | MemsetNode, ...]:

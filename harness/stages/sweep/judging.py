@@ -1,10 +1,13 @@
 """What the times of a cell amount to. Pure: samples in, outcome out."""
 
+from collections.abc import Sequence
+from statistics import median
+
 from harness.domain.check import Check, Control, Figure, Outcome, Samples, Status, judged
 from harness.domain.table_shape import unusable
 from harness.measure.interleaved import Comparison, compare
-from harness.stages.sweep.layers import chosen_stock, layer_figures, layer_objection
-from harness.stages.sweep.likeness import unlike, unproven, unseen
+from harness.stages.sweep.layers import chosen_stock, layer_figures, layer_objection, layer_unfit
+from harness.stages.sweep.likeness import has_threshold, timer_objection, unlike, unproven, unseen
 from harness.stages.sweep.tables import arm_times, faults
 
 __all__ = ["judge"]
@@ -21,7 +24,9 @@ def judge(check: Check, samples: Samples) -> Outcome:
     if share is None or share < check.number("min_path_share"):
         words = f"the optimised arm took the optimised path for {share or 0:.1%} of its tokens"
         return judged(check, samples, Status.NO_EVIDENCE, words, NEXT_STEPS, None, ())
-    if not is_layer and (difference := unlike(samples)):
+    medians = {arm: median(times[arm]) for arm in ("stock", "optimised")}
+    instrument = timer_objection(check, samples) or layer_unfit(check, samples, medians) if is_layer else None
+    if difference := instrument if is_layer else unlike(check, samples):
         return judged(check, samples, Status.INVALID, difference, NEXT_STEPS, None, ())
     if not is_layer and (gap := unproven(check, samples)):
         return judged(check, samples, Status.NO_EVIDENCE, gap, NEXT_STEPS, None, ())
@@ -36,6 +41,12 @@ def judge(check: Check, samples: Samples) -> Outcome:
         return judged(check, samples, Status.INCONCLUSIVE, str(error), NEXT_STEPS, None, ())
     noise = max(abs(null.low - 1), abs(null.high - 1))
     status, words = _verdict(check, gain, noise)
+    drift = drift_of(times["stock"])
+    if has_threshold(check, "max_drift"):
+        allowed = max(check.number("max_drift"), abs(gain.ratio - 1), noise)
+        if abs(drift) > allowed:
+            status = Status.INCONCLUSIVE
+            words = f"{words}: stock itself moved by {drift:+.0%} during the run, more than {allowed:.0%}"
     if is_layer:
         words = f"{words}, stock by {chosen_stock(samples)}"
         if objection := layer_objection(check, samples, gain.other_us, noise):
@@ -47,12 +58,21 @@ def judge(check: Check, samples: Samples) -> Outcome:
         failed=slow_status is not Status.PASS and slow.high < 1,
         observed=slow_words,
     )
-    figures = _figures(gain, null, noise, share)
+    figures = (
+        *_figures(gain, null, noise, share),
+        Figure(name="drift", value=drift, note="stock's second half over its first"),
+    )
     if is_layer:
         figures += layer_figures(samples, gain.other_us, gain.stock_us)
     else:
         figures = (*_rates(check, gain), *figures)
     return judged(check, samples, status, words, NEXT_STEPS, control, figures)
+
+
+def drift_of(stock_us: Sequence[float]) -> float:
+    """How far stock moved from the first half of a run to the second, as a share."""
+    half = len(stock_us) // 2
+    return median(stock_us[-half:]) / median(stock_us[:half]) - 1
 
 
 def _verdict(check: Check, gain: Comparison, noise: float) -> tuple[Status, str]:

@@ -3,32 +3,52 @@
 A pack offers the layers (`domain.pack.LayerSlice`); this module orders the arms, plants the slow-down and
 judges. The best of stock's ways is found first and is what the optimised arm is compared with. Tables beside
 `timings` and `steps`: `stock_arms` (every way's time), `errors` (every token of the layers compared with
-float64) and `counts` (kernels, bytes and experts by arm).
+float64), `counts` (kernels, bytes and experts by arm), and of the instrument `known` (known durations as the
+same units tell them), `flushed` (single passes behind a flush) and `gpu` (clocks, power and who else is on
+the card, where NVML can be read).
 """
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from harness.domain.check import Check, Figure, Samples, SampleTable
 from harness.domain.pack import LayerCounts, LayerRequest
 from harness.domain.record import Scalar
 from harness.domain.stage import StageContext
+from harness.measure.gpu_watch import GpuReading, GpuWatch, disturbance, watched_gpu
 from harness.measure.interleaved import time_arms
+from harness.measure.known_times import KnownTime
+from harness.stages.sweep.likeness import has_threshold
 
-__all__ = ["chosen_stock", "layer_figures", "layer_objection", "sample_layers"]
+__all__ = ["chosen_stock", "layer_figures", "layer_objection", "layer_unfit", "sample_layers"]
 
 TRIALS = 5
 """Samples of each of stock's ways before one of them is chosen."""
+LARGE_SET_BYTES = 2.5e8
+"""Twice the largest L2 of a claimed architecture (sm_103a: 126 MB): a pass over more finds none of it."""
+LEAST_EXCESS_US = 3.0
+"""Less than that cannot be told from the scatter of single passes; a set of 20 MB shows by more."""
+KNOWN = "known"
+"""In `flushed`: the short known duration, beside the arms."""
 
 
 def sample_layers(check: Check, context: StageContext) -> Samples:
     """Times, errors and counts of one cell."""
-    from harness.measure.layers import graph_unit, slowed_unit
+    from harness.measure.layers import (
+        card_uuid,
+        flushed_known_times,
+        flushed_times,
+        graph_unit,
+        known_graph_times,
+        slowed_unit,
+    )
 
     request = _request(check, str(context.cache))
-    with closing(context.pack.open_layers(request)) as layers:
+    with closing(context.pack.open_layers(request)) as layers, watched_gpu(card_uuid()) as watch:
+        known = known_graph_times(request.layers)
         errors = tuple((e.arm, e.layer, e.token, e.error) for e in layers.errors())
 
         def unit(arm: str) -> Any:
@@ -46,7 +66,12 @@ def sample_layers(check: Check, context: StageContext) -> Samples:
             check.number("planted_slowdown"),
         )
         units = {"stock": stock, "optimised": unit("optimised"), "null": stock, "slow": planted}
-        rows = time_arms(units, int(check.number("blocks")), lambda _rows: False)
+        rows = time_arms(units, int(check.number("blocks")), partial(_looked, watch))
+        cold = {"stock": best, "optimised": "optimised"}
+        flushed = {
+            arm: flushed_times(layers.replay(way), partial(layers.reset, way), request.layers)
+            for arm, way in cold.items()
+        } | {KNOWN: flushed_known_times(request.layers)}
         counts = {"stock": layers.counts(best), "optimised": layers.counts("optimised")}
         read = layers.read_gb_per_s()
     path = "optimised" if counts["optimised"].is_optimised else "stock"
@@ -69,8 +94,27 @@ def sample_layers(check: Check, context: StageContext) -> Samples:
             SampleTable(
                 name="counts", columns=("arm", "name", "value"), rows=tuple(_count_rows(counts, read))
             ),
+            SampleTable(name="known", columns=KnownTime._fields, rows=known),
+            SampleTable(
+                name="flushed",
+                columns=("arm", "number", "us"),
+                rows=tuple((arm, n, us) for arm, times in flushed.items() for n, us in enumerate(times)),
+            ),
+            SampleTable(
+                name="gpu",
+                columns=GpuReading._fields,
+                rows=() if watch is None else tuple(watch.readings[1:]),
+            ),
         ),
     )
+
+
+def layer_unfit(check: Check, samples: Samples, times: Mapping[str, float]) -> str | None:
+    """Why the times are no evidence of anything, in words; None where they are. `times`: median by arm."""
+    if has_threshold(check, "cold_tolerance") and (warm := _too_warm(check, samples, times)):
+        return warm
+    table = samples.table("gpu")
+    return None if table is None else disturbance(table.rows)
 
 
 def layer_objection(check: Check, samples: Samples, optimised_us: float, noise: float) -> str | None:
@@ -133,6 +177,48 @@ def _request(check: Check, cache: str) -> LayerRequest:
         seed=int(check.parameter("seed") or 0),
         cache=cache,
     )
+
+
+def _looked(watch: GpuWatch | None, rows: Sequence[tuple[str, int, float]]) -> bool:
+    """One reading of the card behind some blocks; never ends the timing."""
+    if watch is not None:
+        watch.look(rows[-1][1])
+    return False
+
+
+def _too_warm(check: Check, samples: Samples, times: Mapping[str, float]) -> str | None:
+    """Where passes in a row are quicker than single ones behind a flush, although by their bytes nothing
+    could stay in the cache from one to the next.
+    """
+    table = samples.table("flushed")
+    rows = () if table is None else table.rows
+    if not rows:
+        return "no pass was timed behind a flush of the cache, so nobody knows whether its data was cold"
+    counts, layers = _counts(samples), int(check.parameter("layers") or 1)
+    each: dict[str, list[float]] = {}
+    for row in rows:
+        each.setdefault(str(row[0]), []).append(float(row[2] or 0.0))
+    behind = {arm: statistics.median(single) for arm, single in each.items()}
+    for arm, us in times.items():
+        moved, read = counts.get((arm, "moved_bytes"), 0.0), counts.get((arm, "read_gb_per_s"), 0.0)
+        if moved * layers < LARGE_SET_BYTES or not read:
+            continue
+        if arm not in behind or KNOWN not in behind:
+            return f"{arm} was not timed behind a flush of the cache, nor was a known duration"
+        # A single pass also waits for its own launch, as the known one does.
+        excess_us = (behind[arm] - us - behind[KNOWN] + _told_short(samples)) * layers
+        if excess_us > max(LEAST_EXCESS_US, check.number("cold_tolerance") * moved / read / 1e3):
+            return (
+                f"a pass of {arm} takes {excess_us:.1f} us longer behind a flush of the cache than in a row, "
+                f"and by its {moved / 1e6:.0f} MB a layer it should not: its data stayed in the cache"
+            )
+    return None
+
+
+def _told_short(samples: Samples) -> float:
+    table = samples.table("known")
+    rows = [] if table is None else table.records()
+    return next((float(row["told_us"] or 0.0) for row in rows if row["name"] == "short"), 0.0)
 
 
 def _count_rows(counts: dict[str, LayerCounts], read: float) -> Iterator[tuple[Scalar, ...]]:

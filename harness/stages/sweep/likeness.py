@@ -3,7 +3,8 @@
 Tables: `outside` (name, us): every timed unit, `<arm>.<block>`, by the clock of the process that started the
 worker, beside what the worker's own says in `timings`; `prefixes` (arm, queries, hits, reused_tokens):
 counters of the prefix cache, and of a control session that must hit; `experts` (arm, experts, expert, rows):
-how many rows of a step chose which expert of the last MoE layer.
+how many rows of a step chose which expert of the last MoE layer; `known` (name, known_us, told_us): known
+durations, as the same timer tells them. Work that was asked and work that the ledger counted must be equal.
 """
 
 import itertools
@@ -18,12 +19,15 @@ from harness.domain.pack import Session
 from harness.domain.table_shape import COUNT, NUMBER, TEXT, TableShape, choice
 from harness.executors.marks import stretch
 from harness.measure.interleaved import TimedUnit
+from harness.measure.known_times import KNOWN_SHAPE, KnownTime, timer_fault
 
 __all__ = [
-    "LIKENESS_SHAPES", "PROMPT_TOKENS", "expert_rows", "marked", "prefix_rows", "unlike", "unproven",
-    "unseen",
+    "LIKENESS_SHAPES", "PROMPT_TOKENS", "WARM_STEPS", "expert_rows", "has_threshold", "marked",
+    "prefix_rows", "timer_objection", "unlike", "unproven", "unseen",
 ]  # fmt: skip
 
+WARM_STEPS = 3
+"""Steps of the planted arm of which the quickest sets the length of its delay."""
 PROMPT_TOKENS = 130
 """Of the control's prompt: two pages of the cache, and a little more."""
 CONTROL = "control"
@@ -46,6 +50,7 @@ LIKENESS_SHAPES: Mapping[str, TableShape] = {
         {"arm": choice("stock", "optimised"), "experts": COUNT, "expert": COUNT, "rows": COUNT},
         key=("arm", "expert"),
     ),
+    "known": KNOWN_SHAPE,
 }  # fmt: skip
 
 
@@ -83,9 +88,29 @@ def expert_rows(sessions: Mapping[str, Session]) -> Iterator[tuple[Any, ...]]:
             yield arm, experts, expert, rows
 
 
-def unlike(samples: Samples) -> str | None:
+def unlike(check: Check, samples: Samples) -> str | None:
     """Why the times cannot be compared, in words; None where they can. Pure."""
-    return _from_prefix_cache(samples) or _other_clock(samples)
+    return (
+        _from_prefix_cache(samples)
+        or _other_clock(samples)
+        or timer_objection(check, samples)
+        or _other_work(check, samples)
+    )
+
+
+def timer_objection(check: Check, samples: Samples) -> str | None:
+    """Why the timer itself cannot be believed, in words. Pure."""
+    if not has_threshold(check, "timer_tolerance"):
+        return None
+    rows = _records(samples, "known")
+    if not rows:
+        return "the timer was not asked for a known duration"
+    return timer_fault((KnownTime(**row) for row in rows), check.number("timer_tolerance"))
+
+
+def has_threshold(check: Check, name: str) -> bool:
+    """Whether the plan asks for it; plans made before it was asked do not."""
+    return any(threshold.name == name for threshold in check.thresholds)
 
 
 def unproven(check: Check, samples: Samples) -> str | None:
@@ -128,6 +153,24 @@ def _other_clock(samples: Samples) -> str | None:
                 f"{len(apart)} of {len(pairs)} units of arm {arm} took another time by the clock outside of "
                 f"the worker: {outside:.0f} us, not {us:.3g} us"
             )
+    return None
+
+
+def _other_work(check: Check, samples: Samples) -> str | None:
+    """Where an arm decoded more or fewer tokens than its timed steps ask, or prefilled more than once."""
+    if check.cell is None or not has_threshold(check, "timer_tolerance"):
+        return None
+    units = Counter(str(row["arm"]) for row in _records(samples, "timings"))
+    done: Counter[tuple[str, str]] = Counter()
+    for row in _records(samples, "steps"):
+        done[str(row["arm"]), str(row["phase"])] += int(row["tokens"])
+    most = check.cell.batch * (check.cell.context - 1)
+    for arm, count in units.items():
+        asked = check.cell.batch * (count + 1 + (WARM_STEPS if arm == "slow" else 0))
+        if done[arm, "decode"] != asked:
+            return f"arm {arm} decoded {done[arm, 'decode']} tokens, and its timed steps ask for {asked}"
+        if done[arm, "prefill"] > most:
+            return f"arm {arm} prefilled {done[arm, 'prefill']} tokens of {most}: set-up is in what was timed"
     return None
 
 

@@ -29,13 +29,19 @@ DEFAULTS: dict[str, float] = {
     "error_factor": 2.0,
     "error_floor": 0.002,
     "min_expert_share": 0.4,
+    "timer_tolerance": 0.1,
+    "cold_tolerance": 0.25,
+    "max_drift": 0.25,
 }
 """Where the policy names none. `min_ratio`: stock time over optimised time that a cell without a promise must
 reach; `interval_width`: sampling stops when the ratio's interval is narrower (0: never), and `time_s`: or
 when all arms together were timed for so long. A token of a layer may be
 `error_factor` x stock + `error_floor` away from float64 (relative L2; half a unit in bf16's last place).
 `min_expert_share`: distinct experts of a step, of those that an even router would choose; a real router
-chooses about 0.57 of them (64 rows, 16 of 896), one that sees equal rows 0.03."""
+chooses about 0.57 of them (64 rows, 16 of 896), one that sees equal rows 0.03. `timer_tolerance`: share by
+which the timer may miss a known duration; `cold_tolerance`: share by which a pass behind a flush of the cache
+may take longer than one in a row; `max_drift`: how far stock may move from the first half of a run to the
+second, or by the gain or the noise where they are more."""
 COST_PER_CELL_S, COST_PER_ROW_S, COST_PER_PROMPT_TOKEN_S = 1.0, 0.08, 0.001
 """Measured on 2 cores with the nano model, four sessions: 22 s for five cells of 1 to 64 requests."""
 COST_PER_LAYER_CELL_S = 4.0

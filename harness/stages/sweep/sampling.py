@@ -17,9 +17,10 @@ from harness.domain.pack import Session, SessionRequest
 from harness.domain.stage import StageContext
 from harness.executors.marks import Marks
 from harness.measure.interleaved import TimedUnit, cpu_unit
+from harness.measure.known_times import KnownTime, known_cpu_times, spin
 from harness.stages.sweep.judging import judge
 from harness.stages.sweep.layers import sample_layers
-from harness.stages.sweep.likeness import PROMPT_TOKENS, expert_rows, marked, prefix_rows
+from harness.stages.sweep.likeness import PROMPT_TOKENS, WARM_STEPS, expert_rows, marked, prefix_rows
 from harness.stages.sweep.stopping import time_blocks
 from harness.stages.sweep.tables import ARMS
 
@@ -28,8 +29,6 @@ __all__ = ["run", "sample"]
 DISTINCT_PROMPTS = 4
 """Requests of a cell share this many prompts: a step's time depends on lengths and the tokens' experts, and
 every request decodes a token of its own."""
-WARM_STEPS = 3
-"""Steps of which the quickest sets the length of the planted delay."""
 
 
 def run(check: Check, context: StageContext) -> Outcome:
@@ -43,6 +42,7 @@ def sample(check: Check, context: StageContext) -> Samples:
     if dict(check.parameters).get("kind") is not None:
         return sample_layers(check, context)
     steps: Counter[tuple[str, str, str]] = Counter()
+    known = known_cpu_times(cpu_unit)
     with ExitStack() as stack:
         sessions = {arm: _opened(check, context, arm, steps, stack) for arm in ARMS}
         work = {arm: _step_work(check, context, arm, session) for arm, session in sessions.items()}
@@ -65,6 +65,7 @@ def sample(check: Check, context: StageContext) -> Samples:
             ),
             SampleTable(name="prefixes", columns=("arm", "queries", "hits", "reused_tokens"), rows=prefixes),
             SampleTable(name="experts", columns=("arm", "experts", "expert", "rows"), rows=experts),
+            SampleTable(name="known", columns=KnownTime._fields, rows=known),
         ),
     )
 
@@ -137,11 +138,4 @@ def _delay(step: Callable[[], object], share: float) -> float:
 
 def _step_and_spin(step: Callable[[], object], seconds: float) -> None:
     step()
-    _spin(seconds)
-
-
-def _spin(seconds: float) -> None:
-    """Busy wait: a sleep would hand the core to the scheduler and come back late."""
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until:
-        pass
+    spin(seconds)

@@ -15,6 +15,8 @@ from harness.domain.table_shape import (
     choice,
     misshapen,
 )
+from harness.measure.gpu_watch import GPU_SHAPE
+from harness.measure.known_times import KNOWN_SHAPE
 from harness.stages.sweep.likeness import LIKENESS_SHAPES
 from harness.stages.sweep.stopping import stopping_fault
 
@@ -51,6 +53,11 @@ LAYER_SHAPES: Mapping[str, TableShape] = {
     "counts": TableShape(
         {"arm": _COMPARED, "name": TEXT, "value": NUMBER}, key=("arm", "name"), is_required=True
     ),
+    "known": KNOWN_SHAPE,
+    "flushed": TableShape(
+        {"arm": choice("stock", "optimised", "known"), "number": COUNT, "us": POSITIVE}, key=("arm", "number")
+    ),
+    "gpu": GPU_SHAPE,
 }
 
 

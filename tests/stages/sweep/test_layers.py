@@ -14,24 +14,35 @@ from harness.stages.sweep import judge, sample
 from harness.stages.sweep.planning import plan
 from harness.stages.sweep.tables import LAYER_SHAPES
 from tests.fakes.pack import FakePack
+from tests.fakes.played_device import PlayedDevice, played
 from tests.fakes.requests import MACHINE, plan_request, stage_context
 from tests.stages.spoiled_tables import spoiled, with_rows, without_rows
 
 H200 = MACHINE.model_copy(update={"gpus": (Gpu(name="NVIDIA H200", arch="sm_90a", memory_bytes=2**37),)})
-TIMES = {"marlin": 100.0, "humming": 90.0, "optimised": 40.0, "slow": 150.0}
+LAYERS = 8
+TIMES = {"marlin": 100.0, "humming": 90.0, "optimised": 40.0}
 
 
 class FakeSlice:
-    """Two layers whose arms take no time at all; errors and counts are written by hand."""
+    """Layers whose arms take known times on a played device, or all read one set of weights. Errors and
+    counts are written by hand.
+    """
 
-    def __init__(self, asked: list[str]) -> None:
-        self._asked = asked
+    def __init__(self, asked: list[str], device: PlayedDevice, is_warm: bool) -> None:
+        self._asked, self._device, self._is_warm = asked, device, is_warm
 
     stock_arms = ("marlin", "humming")
 
     def replay(self, arm: str) -> Callable[[], None]:
-        self._asked.append(arm)
-        return lambda: None
+        def replay() -> None:
+            self._device.launch(0.0)
+            for _ in range(LAYERS):
+                if self._is_warm:
+                    self._device.read("one", 40e6)
+                else:
+                    self._device.launch(TIMES[arm], host_us=0.0)
+
+        return replay
 
     def reset(self, arm: str) -> None: ...
 
@@ -42,7 +53,7 @@ class FakeSlice:
             prefetches=1.0 if is_optimised else 0.0,
             memory_operations=0.0,
             experts=16.0,
-            moved_bytes=80e6 if is_optimised else 120e6,
+            moved_bytes=40e6 if self._is_warm else 80e6 if is_optimised else 120e6,
             is_optimised=is_optimised,
         )
 
@@ -62,19 +73,21 @@ class FakeSlice:
 class LayerPack(FakePack):
     """The fake pack with layers to time."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: PlayedDevice | None = None, *, is_warm: bool = False) -> None:
         super().__init__()
         self.asked: list[str] = []
+        self._device, self._is_warm = device or PlayedDevice(), is_warm
 
     def layer_kinds(self) -> tuple[str, ...]:
         return ("kda_moe", "mla_moe")
 
     def open_layers(self, request: LayerRequest) -> LayerSlice:
         self.asked.append(f"{request.kind} {request.layout} tp{request.tp} b{request.batch}")
-        return FakeSlice(self.asked)
+        return FakeSlice(self.asked, self._device, self._is_warm)
 
 
 BLOCKS = 40
+QUIET = (1, 1980.0, 3201.0, 500.0, 60.0, "", 1, 0)
 
 
 def layer_checks(*, is_full: bool = False, pack: FakePack | None = None) -> tuple[Check, ...]:
@@ -122,6 +135,17 @@ def layer_samples(check: Check, *, optimised_us: float = 40.0, error: float = 0.
                     (arm, name, value) for arm in ("stock", "optimised") for name, value in counts.items()
                 ),
             ),
+            SampleTable(
+                name="known",
+                columns=("name", "known_us", "told_us"),
+                rows=(("short", 5.0, 5.01), ("long", 250.0, 250.1)),
+            ),
+            SampleTable(
+                name="flushed",
+                columns=("arm", "number", "us"),
+                rows=(("stock", 0, 101.0), ("optimised", 0, optimised_us + 1.0), ("known", 0, 5.5)),
+            ),
+            SampleTable(name="gpu", columns=tuple(LAYER_SHAPES["gpu"].columns), rows=(QUIET,)),
         ),
     )
 
@@ -208,29 +232,57 @@ def test_a_table_of_errors_without_rows_is_invalid() -> None:
     assert judge(check, with_rows(layer_samples(check), "errors", ())).status is Status.INVALID
 
 
-def test_the_fastest_of_stocks_ways_is_what_the_layer_is_compared_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pack = LayerPack()
-    check = one_check()
-    seen: list[str] = []
-
-    def unit(replay: Callable[[], None], _reset: Callable[[], None], layers: int) -> Callable[[], float]:
-        arm = pack.asked[-1]
-        seen.append(f"{arm} {layers}")
-        return lambda: TIMES[arm]
-
-    def slowed(*given: object) -> Callable[[], float]:
-        seen.append(f"slow {given[2:]}")
-        return lambda: TIMES["slow"]
-
-    monkeypatch.setattr("harness.measure.layers.graph_unit", unit)
-    monkeypatch.setattr("harness.measure.layers.slowed_unit", slowed)
-    taken = sample(check, stage_context(pack, tmp_path))
-    assert {t.name: t.columns for t in taken.tables} == {n: tuple(s.columns) for n, s in LAYER_SHAPES.items()}
+def test_the_fastest_of_stocks_ways_is_what_the_layer_is_compared_with(tmp_path: Path) -> None:
+    with played() as device:
+        pack = LayerPack(device)
+        check = one_check()
+        taken = sample(check, stage_context(pack, tmp_path))
+    tables = {t.name: t.columns for t in taken.tables}
+    assert tables == {name: tuple(shape.columns) for name, shape in LAYER_SHAPES.items()}
     assert pack.asked[0] == "kda_moe sharded tp8 b1"
     assert pack.asked[-1] == "closed"
-    assert seen == ["marlin 8", "humming 8", "slow (8, 90.0, 0.6)", "optimised 8"]
     outcome = judge(check, taken)
     assert outcome.status is Status.PASS
+    assert outcome.summary.startswith("stock 90 us, optimised 40 us: 2.25x [2.25, 2.25]")
     assert "stock by humming" in outcome.summary
+
+
+def test_layers_whose_weights_stay_in_the_cache_are_invalid(tmp_path: Path) -> None:
+    """By formula each of eight layers reads 40 MB of its own; in truth all of them read the same."""
+    with played() as device:
+        pack = LayerPack(device, is_warm=True)
+        check = one_check()
+        outcome = judge(check, sample(check, stage_context(pack, tmp_path)))
+    assert outcome.status is Status.INVALID
+    assert "a pass of stock takes 6." in outcome.summary
+    assert "its data stayed in the cache" in outcome.summary
+
+
+def test_layers_that_nobody_timed_behind_a_flush_are_invalid() -> None:
+    check = one_check()
+    outcome = judge(check, with_rows(layer_samples(check), "flushed", ()))
+    assert outcome.status is Status.INVALID
+    assert "no pass was timed behind a flush" in outcome.summary
+
+
+@pytest.mark.parametrize(
+    ("reading", "words"),
+    [
+        ((3, 1300.0, 3201.0, 500.0, 91.0, "power cap, hardware thermal slowdown", 1, 0),
+         "the card was slowed down meanwhile: hardware thermal slowdown"),
+        ((3, 1980.0, 3201.0, 500.0, 60.0, "", 2, 0), "2 processes were on the card at once"),
+        ((3, 1980.0, 3201.0, 500.0, 60.0, "", 1, 4), "4 uncorrected memory errors came up meanwhile"),
+    ],
+)  # fmt: skip
+def test_a_card_that_was_disturbed_makes_its_cell_invalid(reading: tuple[object, ...], words: str) -> None:
+    check = one_check()
+    outcome = judge(check, with_rows(layer_samples(check), "gpu", (QUIET, reading)))  # type: ignore[arg-type]
+    assert outcome.status is Status.INVALID
+    assert words in outcome.summary
+
+
+def test_a_card_at_its_limit_of_power_is_as_it_was_bought() -> None:
+    check = one_check()
+    capped = (3, 1900.0, 3201.0, 700.0, 60.0, "power cap", 1, 0)
+    outcome = judge(check, with_rows(layer_samples(check), "gpu", (QUIET, capped)))
+    assert outcome.status is Status.PASS

@@ -92,7 +92,10 @@ def test_eight_rows_must_choose_about_as_many_experts_as_an_even_router(
     assert check.cell is not None
     crowd = check.model_copy(update={"cell": check.cell.model_copy(update={"batch": 8})})
     both = (*experts, *(("optimised", *row[1:]) for row in experts))
-    assert judge(crowd, with_rows(_samples(crowd, 50.0), "experts", both)).status is status
+    samples = _samples(crowd, 50.0)
+    work = tuple((*kind, 8 * tokens) for *kind, tokens in rows_of(samples, "steps"))
+    crowded = with_rows(with_rows(samples, "steps", work), "experts", both)
+    assert judge(crowd, crowded).status is status
 
 
 class Router:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,19 +30,35 @@ def _check(**thresholds: float) -> Check:
     return check.model_copy(update={"thresholds": values})
 
 
-def _samples(check: Check, optimised_us: float, null_us: float = 100.0, share: int = 20) -> Samples:
+def _samples(check: Check, optimised_us: float, null_us: float = 100.0, share: int = 41) -> Samples:
     """As many blocks as planned, with one microsecond of spread, stock at 100 us, the planted arm at 160."""
     means = {"stock": 100.0, "optimised": optimised_us, "null": null_us, "slow": 160.0}
     rows = tuple((arm, block, mean + block % 2) for block in range(BLOCKS) for arm, mean in means.items())
-    steps = (("optimised", "decode", "optimised", share), ("optimised", "decode", "stock", 20 - share))
     return Samples(
         check=check.id, tier=Tier.SMOKE,
         tables=(
             SampleTable(name="timings", columns=("arm", "block", "us"), rows=rows),
-            SampleTable(name="steps", columns=("arm", "phase", "path", "tokens"), rows=steps),
+            SampleTable(name="steps", columns=("arm", "phase", "path", "tokens"), rows=_steps(rows, share)),
             *_likeness(rows),
         ),
     )  # fmt: skip
+
+
+def _steps(
+    rows: tuple[tuple[str, int, float], ...], share: int | None = None
+) -> tuple[tuple[str, str, str, int], ...]:
+    """One token a timed step and one of warming up, three more of the planted arm, and one prefill; `share`
+    of the optimised arm's on its path.
+    """
+    units = Counter(arm for arm, _, _ in rows)
+    asked = {arm: count + (4 if arm == "slow" else 1) for arm, count in units.items()}
+    taken = asked["optimised"] if share is None else share
+    return (
+        *((arm, "decode", "stock", count) for arm, count in asked.items() if arm != "optimised"),
+        ("optimised", "decode", "optimised", taken),
+        ("optimised", "decode", "stock", asked["optimised"] - taken),
+        *((arm, "prefill", "stock", 63) for arm in asked),
+    )
 
 
 def _likeness(rows: tuple[tuple[str, int, float], ...]) -> tuple[SampleTable, ...]:
@@ -54,6 +71,11 @@ def _likeness(rows: tuple[tuple[str, int, float], ...]) -> tuple[SampleTable, ..
         ),
         SampleTable(name="prefixes", columns=("arm", "queries", "hits", "reused_tokens"), rows=prefixes),
         SampleTable(name="experts", columns=("arm", "experts", "expert", "rows"), rows=experts),
+        SampleTable(
+            name="known",
+            columns=("name", "known_us", "told_us"),
+            rows=(("short", 1000.0, 1001.0), ("long", 4000.0, 4001.0)),
+        ),
     )
 
 
@@ -112,8 +134,12 @@ def test_a_plan_of_too_few_blocks_is_inconclusive() -> None:
 
 
 def _first_blocks(samples: Samples, count: int) -> Samples:
-    kept = tuple(row for row in samples.tables[0].rows if isinstance(row[1], int) and row[1] < count)
-    return with_rows(samples, "timings", kept)
+    return _with_times(samples, tuple(r for r in samples.tables[0].rows if int(r[1] or 0) < count))
+
+
+def _with_times(samples: Samples, rows: tuple[Any, ...]) -> Samples:
+    """Other times, and the work that they stand for."""
+    return with_rows(with_rows(samples, "timings", rows), "steps", _steps(rows))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +180,7 @@ def test_the_planted_arm_may_leave_once_it_shows_and_not_later(blocks: int, stat
     check = _check()
     samples = _samples(check, 50.0)
     kept = tuple(row for row in samples.tables[0].rows if row[0] != "slow" or int(row[1] or 0) < blocks)
-    outcome = judge(check, with_rows(samples, "timings", kept))
+    outcome = judge(check, _with_times(samples, kept))
     assert outcome.status is status
     assert outcome.status is Status.PASS or "planted arm was timed in 6 of 40 blocks" in outcome.summary
 
@@ -213,6 +239,62 @@ def test_an_arm_that_leaves_out_a_block_is_not_paired(arm: str) -> None:
     outcome = judge(check, without_rows(_samples(check, 50.0), "timings", arm=arm, block=5))
     assert outcome.status is Status.INVALID
     assert "was not timed in blocks 0 to 3" in outcome.summary
+
+
+def test_a_timer_that_misses_a_known_duration_makes_the_cell_invalid() -> None:
+    check = _check()
+    rows = (("short", 1000.0, 1001.0), ("long", 4000.0, 2000.0))
+    outcome = judge(check, with_rows(_samples(check, 50.0), "known", rows))
+    assert outcome.status is Status.INVALID
+    assert "the timer makes 2000 us of 4000 us of work (long)" in outcome.summary
+
+
+def test_a_timer_that_nobody_asked_makes_the_cell_invalid() -> None:
+    check = _check()
+    outcome = judge(check, with_rows(_samples(check, 50.0), "known", ()))
+    assert outcome.status is Status.INVALID
+    assert "was not asked for a known duration" in outcome.summary
+
+
+def test_a_plan_from_before_timers_were_asked_is_judged_without_their_word() -> None:
+    check = _check()
+    older = check.model_copy(
+        update={"thresholds": tuple(t for t in check.thresholds if t.name != "timer_tolerance")}
+    )
+    samples = with_rows(_samples(check, 50.0), "known", ())
+    assert judge(older, samples).status is Status.PASS
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (("null", "decode", "stock", 40), "arm null decoded 40 tokens, and its timed steps ask for 41"),
+        (("null", "prefill", "stock", 64), "arm null prefilled 64 tokens of 63: set-up is in what was timed"),
+    ],
+)
+def test_an_arm_that_did_other_work_than_was_asked_is_invalid(row: tuple[Any, ...], words: str) -> None:
+    check = _check()
+    samples = _samples(check, 50.0)
+    table = samples.table("steps")
+    assert table is not None
+    rows = tuple(row if old[:3] == row[:3] else old for old in table.rows)
+    outcome = judge(check, with_rows(samples, "steps", rows))
+    assert outcome.status is Status.INVALID
+    assert words in outcome.summary
+
+
+def test_stock_that_moves_more_than_the_gain_is_inconclusive() -> None:
+    """All arms slow down alike from 1 to 2.5 times: stock by 75 % from half to half, the gain is 25 %."""
+    check = _check()
+    samples = _samples(check, 80.0)
+    drifting = tuple(
+        (arm, block, float(us or 0.0) * (1 + 1.5 * int(block or 0) / BLOCKS))
+        for arm, block, us in samples.tables[0].rows
+    )
+    outside = tuple((f"{arm}.{block}", us) for arm, block, us in drifting)
+    outcome = judge(check, with_rows(with_rows(samples, "timings", drifting), "outside", outside))
+    assert outcome.status is Status.INCONCLUSIVE
+    assert "stock itself moved by +5" in outcome.summary
 
 
 def test_arms_are_paired_by_block_in_whatever_order_the_rows_come() -> None:
