@@ -59,6 +59,10 @@ def run_faults(
         int,
         typer.Option("--seeds", min=0, help="Plant nothing; count false alarms of the statistical checks."),
     ] = 0,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Faults planted at a time.")] = 2,
+    cache: Annotated[
+        Path | None, typer.Option("--cache", help="Folder of compiled kernels; what it lacks is compiled.")
+    ] = None,
     out_file: Annotated[
         Path | None, typer.Option("--out", help="File for the record (JSON; with --seeds lines are added).")
     ] = None,
@@ -78,7 +82,10 @@ def run_faults(
 
     if seeds:
         _count_alarms(pack, range(seed, seed + seeds), out_file, json)
-    options = SuiteOptions(pack=pack, tier=Tier(tier), seed=seed, names=tuple(names or ()))
+    options = SuiteOptions(
+        pack=pack, tier=Tier(tier), seed=seed, names=tuple(names or ()), workers=workers,
+        cache=str(cache.resolve()) if cache is not None else "",
+    )  # fmt: skip
     score = run_suite(options, _say)
     if out_file is not None:
         out_file.parent.mkdir(parents=True, exist_ok=True)

@@ -68,8 +68,16 @@ def test_rows() -> None:
 class Bench:
     """One worker's workplace; everything it makes lies under `folder`."""
 
-    def __init__(self, folder: Path, pack: str = "k3_decode", seed: int = 0, tier: Tier = Tier.SMOKE) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        pack: str = "k3_decode",
+        seed: int = 0,
+        tier: Tier = Tier.SMOKE,
+        cache: Path | None = None,
+    ) -> None:
         self.folder = folder
+        self.cache = cache if cache is not None else folder / "stages" / "cache"
         self.seed = seed
         self.tier = tier
         self._pack_name = pack
@@ -100,10 +108,12 @@ class Bench:
         return self._plans[stage]
 
     def checks(self, *parts: str) -> tuple[Check, ...]:
-        """Planned checks that this machine can run and whose id begins with any of `parts`, in plan order.
+        """Planned checks that this machine can run and whose id begins with any of `parts`, in plan order;
+        `{arch}` in a part stands for the machine's own architecture.
 
         Raises `InputError` for a part that no id begins with: the fault then looks at nothing.
         """
+        parts = tuple(part.replace("{arch}", self.request.machine.arch) for part in parts)
         stages = [s for s in LIGHT_STAGES if any(part.startswith(f"{s.value}/") for part in parts)]
         checks = [c for s in stages for c in self.plan(s).checks if c.unavailable is None]
         idle = [part for part in parts if not any(c.id.startswith(part) for c in checks)]
@@ -142,12 +152,12 @@ class Bench:
     def context(self, request: PlanRequest) -> StageContext:
         """Folders and inputs of a stage for a request."""
         folder = self.folder / "stages"
-        for name in ("cache", "logs", "ledger"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
+        for place in (self.cache, folder / "logs", folder / "ledger"):
+            place.mkdir(parents=True, exist_ok=True)
         return StageContext(
             pack=request.pack, claim=request.claim, policy=request.policy, zones=request.zones,
             rules=request.rules, change=request.change, machine=request.machine, tier=request.tier, tree=None,
-            cache=folder / "cache", logs=folder / "logs", ledger=folder / "ledger",
+            cache=self.cache, logs=folder / "logs", ledger=folder / "ledger",
             progress=lambda _: None,
         )  # fmt: skip
 

@@ -43,6 +43,8 @@ class SuiteOptions:
     names: tuple[str, ...] = ()
     """Only these faults; empty: all."""
     workers: int = WORKERS
+    cache: str = ""
+    """Folder whose compiled kernels are used; empty: none is kept."""
 
 
 def run_suite(options: SuiteOptions, on_result: Callable[[FaultResult, int, int], None]) -> FaultScore:
@@ -127,13 +129,14 @@ def _quiet() -> None:
 
 
 @lru_cache(maxsize=1)
-def _bench(folder: str, pack: str, seed: int, tier: Tier) -> Bench:
-    return Bench(Path(folder), pack, seed, tier)
+def _bench(folder: str, options: SuiteOptions) -> Bench:
+    cache = Path(options.cache) if options.cache else None
+    return Bench(Path(folder), options.pack, options.seed, options.tier, cache)
 
 
 def _run_one(name: str, options: SuiteOptions, folder: str) -> FaultResult:
     registered = next(r for r in registered_faults() if r.fault.name == name)
-    return plant(registered, _bench(folder, options.pack, options.seed, options.tier))
+    return plant(registered, _bench(folder, options))
 
 
 def plant(registered: Registered, bench: Bench) -> FaultResult:

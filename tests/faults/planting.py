@@ -29,7 +29,7 @@ LONG = "cpu.tp1.dcp1.b1.c200.d0.bf16.decode"
 LONGEST = "cpu.tp1.dcp1.b1.c2100.d0.bf16.decode"
 WIDE = "cpu.tp1.dcp1.b8.c65.d0.bf16.decode"
 FP8 = "cpu.tp1.dcp1.b3.c65.d0.fp8.decode"
-PATH_CHECK = "coverage/path/cpu.tp1.dcp1.b2.c24.d0.bf16.decode"
+PATH_CHECK = "coverage/path/{arch}.tp1.dcp1.b2.c24.d0.bf16.decode"
 Edit = Mapping[str, str]
 """Text of a function's source and what stands in its place."""
 

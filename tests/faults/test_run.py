@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness.domain.faults import FaultResult, FaultScore, Sighting
+from harness.domain.machine import Gpu, Tier
 from harness.faults.bench import Bench
 from harness.faults.fault import Fault
 from harness.faults.registry import Registered, registered_faults
@@ -155,6 +157,16 @@ def test_a_strangers_suite_from_outside_the_repository_runs_too(tmp_path: Path) 
     assert ended.returncode == 0, ended.stderr
     (result,) = json.loads(ended.stdout)["results"]
     assert (result["suite"], result["verdict"]) == ("strangers", "caught")
+
+
+def test_a_fault_of_the_path_is_looked_for_on_the_architecture_of_the_machine(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, tier=Tier.RANK)
+    card = Gpu(name="NVIDIA H200", arch="sm_90a", memory_bytes=2**37)
+    machine = bench.request.machine.model_copy(update={"gpus": (card,)})
+    bench.__dict__["request"] = replace(bench.request, machine=machine)
+    (check,) = bench.checks("coverage/path/{arch}.tp1.dcp1.b8.c24.d0.bf16.decode")
+    assert check.id == "coverage/path/sm_90a.tp1.dcp1.b8.c24.d0.bf16.decode"
+    assert check.parameter("implementation") == "cute"
 
 
 KINDS = (

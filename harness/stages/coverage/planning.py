@@ -101,7 +101,6 @@ def _all_wanted(request: PlanRequest) -> Iterator[Wanted]:
             "poison", op.name, base,
             "making this op visibly wrong changes the drift eval, so the eval covers it", op=op.name,
         )  # fmt: skip
-    yield from _causal_wanted(request, base)
     for name in TRANSITIONS:
         if name != "draft_rejected" or has_verify:
             yield Wanted(
@@ -123,6 +122,7 @@ def _all_wanted(request: PlanRequest) -> Iterator[Wanted]:
         "ledger", "cost", base, "keeping the ledger costs less than the allowed share of a decode step",
         steps=24,
     )  # fmt: skip
+    yield from _causal_wanted(request, base)
 
 
 def _causal_wanted(request: PlanRequest, base: Cell) -> Iterator[Wanted]:

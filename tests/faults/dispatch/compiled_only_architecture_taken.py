@@ -10,6 +10,6 @@ FAULT = engine_fault(
     at="k3_decode.dispatch:Dispatcher._reason",
     fault={'level == "compiled"': 'level == "nothing"'},
     repaired={'level == "compiled"': 'level != "dispatched" and level is not None'},
-    checks=("kernels/router/guard/cpu", "coverage/path/cpu.tp1.dcp1.b2.c24.d0.bf16.decode"),
+    checks=("kernels/router/guard/cpu", "coverage/path/{arch}.tp1.dcp1.b2.c24.d0.bf16.decode"),
     expected="kernels",
 )

@@ -10,6 +10,6 @@ FAULT = engine_fault(
     at="k3_decode.dispatch:Dispatcher._reason",
     fault={"facts.context_max <= envelope.context[1]": "facts.context_min <= facts.context_max"},
     repaired={"facts.context_max <= envelope.context[1]": "envelope.context[1] >= facts.context_max"},
-    checks=("kernels/router/guard/cpu", "coverage/path/cpu.tp1.dcp1.b2.c24.d0.bf16.decode"),
+    checks=("kernels/router/guard/cpu", "coverage/path/{arch}.tp1.dcp1.b2.c24.d0.bf16.decode"),
     expected="kernels",
 )

@@ -14,6 +14,6 @@ FAULT = engine_fault(
     repaired={
         "envelope.drafts[0] <= drafts <= envelope.drafts[1]": "envelope.drafts[0] <= drafts < envelope.drafts[1] + 1"
     },
-    checks=("kernels/router/guard/cpu", "coverage/path/cpu.tp1.dcp1.b2.c24.d0.bf16.decode"),
+    checks=("kernels/router/guard/cpu", "coverage/path/{arch}.tp1.dcp1.b2.c24.d0.bf16.decode"),
     expected="kernels",
 )

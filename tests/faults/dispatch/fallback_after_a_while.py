@@ -10,6 +10,6 @@ FAULT = engine_fault(
     at="k3_decode.dispatch:Dispatcher._reason",
     fault={"(Reason.SWITCH_OFF, not self.is_on)": "(Reason.SWITCH_OFF, not self.is_on or facts.step > 20)"},
     repaired={"(Reason.SWITCH_OFF, not self.is_on)": "(Reason.SWITCH_OFF, not self.is_on or facts.step < 0)"},
-    checks=("evals/drift", "coverage/path/cpu.tp1.dcp1.b1.c24.d0.bf16.decode"),
+    checks=("evals/drift", "coverage/path/{arch}.tp1.dcp1.b1.c24.d0.bf16.decode"),
     expected="evals",
 )

@@ -12,6 +12,6 @@ FAULT = engine_fault(
     repaired={
         'if decision.path == "optimised":': 'if decision.path == "optimised" and decision.step < 2**31:'
     },
-    checks=("coverage/path/cpu.tp1.dcp1.b2.c24.d0.bf16.decode",),
+    checks=("coverage/path/{arch}.tp1.dcp1.b2.c24.d0.bf16.decode",),
     expected="coverage",
 )

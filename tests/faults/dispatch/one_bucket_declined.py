@@ -10,6 +10,6 @@ FAULT = engine_fault(
     at="k3_decode.dispatch:Dispatcher._reason",
     fault={"envelope.bucket(requests) is None": "envelope.bucket(requests) in (None, 8)"},
     repaired={"envelope.bucket(requests) is None": "envelope.bucket(requests) not in envelope.batch_buckets"},
-    checks=("coverage/path/cpu.tp1.dcp1.b8.c24.d0.bf16.decode", "kernels/router/guard/cpu"),
+    checks=("coverage/path/{arch}.tp1.dcp1.b8.c24.d0.bf16.decode", "kernels/router/guard/cpu"),
     expected="coverage",
 )

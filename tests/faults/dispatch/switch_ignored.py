@@ -10,6 +10,6 @@ FAULT = engine_fault(
     at="k3_decode.dispatch:Dispatcher._reason",
     fault={"(Reason.SWITCH_OFF, not self.is_on)": "(Reason.SWITCH_OFF, False)"},
     repaired={"(Reason.SWITCH_OFF, not self.is_on)": "(Reason.SWITCH_OFF, self.is_on is False)"},
-    checks=("coverage/path/cpu.tp1.dcp1.b2.c24.d0.bf16.decode",),
+    checks=("coverage/path/{arch}.tp1.dcp1.b2.c24.d0.bf16.decode",),
     expected="coverage",
 )

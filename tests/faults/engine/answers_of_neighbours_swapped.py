@@ -14,6 +14,6 @@ FAULT = engine_fault(
     repaired={
         "return run_ranks(forwards)[0]": "out = run_ranks(forwards)[0]\n    return out if is_optimised else out"
     },
-    checks=("evals/drift", "coverage/path/cpu.tp1.dcp1.b2.c24.d0.bf16.decode"),
+    checks=("evals/drift", "coverage/path/{arch}.tp1.dcp1.b2.c24.d0.bf16.decode"),
     expected="evals",
 )

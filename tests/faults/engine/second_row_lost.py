@@ -10,6 +10,6 @@ FAULT = engine_fault(
     at="k3_decode.state:Pool.accept",
     fault={"request.length += count": "request.length += max(1, count - 1)"},
     repaired={"request.length += count": "request.length = request.length + count"},
-    checks=("coverage/verify/", "coverage/path/cpu.tp1.dcp1.b1.c24.d1.bf16.verify"),
+    checks=("coverage/verify/", "coverage/path/{arch}.tp1.dcp1.b1.c24.d1.bf16.verify"),
     expected="coverage",
 )
