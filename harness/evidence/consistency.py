@@ -1,14 +1,14 @@
-"""Steps 5, 6 and 8 to 10 of verifying: what the files say is what the plan asks and what the samples give."""
+"""Steps 5, 6, 8 and 9 of verifying: what the files say is what the plan asks, and samples are its own."""
 
 import os
 
 from harness.domain.bundle import ChangeReference, Environment
-from harness.domain.check import Check, Outcome, Samples, StageName, Status
+from harness.domain.check import Check, Outcome, StageName, Status
 from harness.domain.errors import EvidenceError
 from harness.domain.machine import Gpu
 from harness.domain.plan import Plan
 from harness.domain.record import canonical_bytes, sha256_hex
-from harness.evidence.integrity import Notes, Rejudge, Work
+from harness.evidence.integrity import Notes, Work
 from harness.evidence.names import (
     ENVIRONMENT,
     MANIFEST,
@@ -19,25 +19,19 @@ from harness.evidence.names import (
     samples_folder,
 )
 from harness.evidence.reader import MAX_ENVIRONMENT_BYTES, iterate_outcomes
-from harness.evidence.rederive import differences
 from harness.evidence.run_folder import MAX_PLAN_BYTES
-from harness.evidence.samples import read_header, read_samples
+from harness.evidence.samples import read_header
 from harness.evidence.strict_json import load_record, parse_json, read_bounded
 
 __all__ = [
     "check_binding",
     "check_outcomes",
-    "check_rederivation",
     "check_samples",
     "check_schemas",
     "has_planned_gpus",
 ]
 
 STAGES = list(StageName)
-UNBOUND = (
-    "its samples name no plan, so nothing shows that they answer this one; the check must be run again by a "
-    "version whose samples do"
-)
 
 
 def check_schemas(work: Work, notes: Notes) -> None:
@@ -182,45 +176,6 @@ def _require_skipped(check: Check, outcome: Outcome, stopped: int, notes: Notes)
         notes.wrong(
             outcome.check, "is SKIPPED, but the plan could run it here and no earlier stage stopped the run"
         )
-
-
-def check_rederivation(work: Work, notes: Notes) -> None:
-    """Step 10."""
-    if work.rejudge is None or work.plan is None:
-        notes.skipped = "no judge was given" if work.plan is not None else "there is no plan yet"
-        return
-    checks = {c.id: c for c in work.plan.checks}
-    is_own = work.replanned is None or work.replanned.harness == work.plan.harness_digest
-    say = notes.wrong if is_own else notes.differs
-    for outcome in work.outcomes:
-        if f"{samples_folder(outcome.check)}/{SAMPLES_HEADER}" not in work.sizes:
-            continue
-        notes.looked_at += 1
-        if outcome.check in work.unbound:
-            is_known = work.replanned is not None and is_own
-            (notes.wrong if is_known else notes.differs)(outcome.check, UNBOUND)
-            continue
-        try:
-            samples = read_samples(work.folder, outcome.check)
-        except EvidenceError as error:
-            notes.wrong(outcome.check, str(error).replace(f"{work.folder}{os.sep}", ""))
-            continue
-        for difference in _judged_otherwise(work.rejudge, checks[outcome.check], samples, outcome):
-            say(outcome.check, difference)
-
-
-def _judged_otherwise(rejudge: Rejudge, check: Check, samples: Samples, outcome: Outcome) -> tuple[str, ...]:
-    """How the outcome differs from the one that the judge here gives."""
-    try:
-        again = rejudge(check, samples)
-    except EvidenceError as error:
-        return (f"cannot be judged again: {error}",)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # A judge may assume samples of its own stage; forged ones break it, which is an answer too.
-        return (f"cannot be judged again: {type(error).__name__}: {error}",)
-    if again is None:
-        return ("has samples, but no judge gives an outcome for them",)
-    return differences(outcome, again)[:5]
 
 
 def _digests_as_written(raw: bytes) -> dict[str, str]:

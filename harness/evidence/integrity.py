@@ -93,6 +93,8 @@ class Work:
     outcomes: list[Outcome] = field(default_factory=list)
     unbound: set[str] = field(default_factory=set)
     """Checks whose samples name no plan."""
+    judged: dict[str, Outcome] = field(default_factory=dict)
+    """Outcomes as they were judged again, by check."""
 
 
 @dataclass(slots=True)

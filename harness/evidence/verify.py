@@ -15,8 +15,8 @@ Eleven steps, one function each:
 
 Needs no network, GPU or torch. A run without a manifest is incomplete, not broken: steps 3, 4 and 11 then
 have nothing to compare with. Where other code made the bundle, what steps 7 and 10 give otherwise leaves it
-unconfirmed, not broken. Memory is bounded by the plan and one check's samples, whatever the bundle's
-size.
+unconfirmed, not broken. Memory is bounded by the plan and one check's samples for each process of step 10,
+whatever the bundle's size.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,6 @@ from harness.evidence.bundle import digest_file
 from harness.evidence.consistency import (
     check_binding,
     check_outcomes,
-    check_rederivation,
     check_samples,
     check_schemas,
 )
@@ -45,6 +44,7 @@ from harness.evidence.integrity import (
     check_tree,
 )
 from harness.evidence.names import ATTESTATION
+from harness.evidence.rejudging import check_rederivation
 from harness.evidence.replanning import check_planning
 
 __all__ = ["Rejudge", "Replan", "Replanned", "conclusion", "content_digest", "examine", "verify"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.domain.bundle import BundleState, Verification
-from harness.domain.check import Check, Outcome, Samples, Status
+from harness.domain.check import Check, Outcome, Status
 from harness.domain.claim import Claim
 from harness.domain.plan import Plan
 from harness.evidence.verify import Rejudge, Replan, examine
@@ -52,16 +52,8 @@ def load_submission(
     """Verify and read one bundle. A broken one gives a submission without a plan, never an error. Without
     `replan` its evidence cannot count.
     """
-    judged: dict[str, Outcome] = {}
-
-    def judge(check: Check, samples: Samples) -> Outcome | None:
-        outcome = rejudge(check, samples)
-        if outcome is not None:
-            judged[check.id] = outcome
-        return outcome
-
-    verification, work = examine(folder, judge, replan, trusted_root)
-    shown, plan, again = name or folder.name, work.plan, work.replanned
+    verification, work = examine(folder, rejudge, replan, trusted_root)
+    shown, plan, again, judged = name or folder.name, work.plan, work.replanned, work.judged
     if plan is None or any(s.name == "schemas" and s.problems for s in verification.steps):
         return Submission(shown, verification, None, ())
     outcomes = tuple(
