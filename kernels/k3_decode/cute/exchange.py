@@ -70,37 +70,30 @@ def _exchange_rows(
     form: cutlass.Constexpr,
     delay_ns: cutlass.Constexpr,
 ):
-    tid, _, _ = cute.arch.thread_idx()
-    bid, _, local = cute.arch.block_idx()
-    blocks, _, _ = cute.arch.grid_dim()
+    _, _, local = cute.arch.block_idx()
     mail = steps.open_mail(mailbox, reach, first_rank + local, ranks)
-    cute.arch.griddepcontrol_launch_dependents()
-    cute.arch.griddepcontrol_wait()
-    state = steps.enter(control, local, limit)
-    steps.delay(state, mail, delay_ns, 0)
+    turn = steps.begin(mail, control, local, limit, room, THREADS, delay_ns)
+    state, first, step = turn.state, turn.first, turn.step
 
     own = width // ranks
     rows = part.shape[1]
-    first, step = bid * THREADS + tid, blocks * THREADS
     part_at = ins.byte_address(part) + Int64(local) * part.stride[0] * 2
     out_at = ins.byte_address(out) + Int64(local) * out.stride[0] * 2
-    sent_to = state.slot * (ranks * room) + Int64(mail.rank) * room
     for v in cutlass.range(first, rows * width, step, unroll=1):
         row, column = v // width, v % width
         at = part_at + Int64(row) * part.stride[1] * 2 + Int64(column) * VECTOR_BYTES
         words = steps.canonical_words(ins.load_activation(at))
-        place = sent_to + Int64(v) * VECTOR_BYTES
+        place = turn.sent_to + Int64(v) * VECTOR_BYTES
         if cutlass.const_expr(form == "one_shot"):
             steps.post_to_all(mail, place, words)
         else:
             steps.post(steps.peer_address(mail, column // own) + place, words)
-    steps.advance(state, tid, blocks)
+    steps.advance(state, turn.tid, turn.blocks)
     steps.delay(state, mail, delay_ns, 1)
 
-    parts_at = steps.arrived(mail, state, room)
     if cutlass.const_expr(form == "one_shot"):
         for v in cutlass.range(first, rows * width, step, unroll=1):
-            at = parts_at + Int64(v) * VECTOR_BYTES
+            at = turn.parts_at + Int64(v) * VECTOR_BYTES
             parts, missing = steps.collect(at, ranks, room, state.limit)
             total = steps.poisoned_if(steps.sum_in_rank_order(parts), missing)
             row, column = v // width, v % width
@@ -112,7 +105,7 @@ def _exchange_rows(
         for u in cutlass.range(first, rows * own, step, unroll=1):
             row, column = u // own, u % own
             v = row * width + mail.rank * own + column
-            at = parts_at + Int64(v) * VECTOR_BYTES
+            at = turn.parts_at + Int64(v) * VECTOR_BYTES
             parts, missing = steps.collect(at, ranks, room, state.limit)
             total = steps.poisoned_if(steps.canonical_words(steps.sum_in_rank_order(parts)), missing)
             if cutlass.const_expr(form == "two_stage"):
@@ -132,7 +125,7 @@ def _exchange_rows(
                 )
                 steps.rearm(at, 1, room)
                 steps.report(state, sums, missing, column // own, v, form)
-    if tid + bid + local == 0:
+    if turn.tid + turn.bid + local == 0:
         steps.count_launch(launches)
 
 
@@ -182,11 +175,11 @@ def _compile(
     compiled: Callable[..., None] = cute.compile(
         _launch,
         rows_of(columns),
-        make_fake_tensor(Int32, (cute.sym_int64(),), (1,), assumed_align=16),
-        make_fake_tensor(Int64, (ranks,), (1,), assumed_align=16),
+        steps.fake_mailbox(),
+        steps.fake_reach(ranks),
         steps.fake_control(),
         rows_of(columns // ranks if form == "scatter" else columns),
-        make_fake_tensor(Int32, (cute.sym_int32(),), (1,), assumed_align=4),
+        steps.fake_launches(),
         Int32(0),
         Int32(1),
         Int32(1),

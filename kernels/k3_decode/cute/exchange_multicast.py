@@ -52,30 +52,26 @@ def _exchange_multicast(
     width: cutlass.Constexpr,
     room: cutlass.Constexpr,
 ):
-    tid, _, _ = cute.arch.thread_idx()
-    bid, _, _ = cute.arch.block_idx()
-    blocks, _, _ = cute.arch.grid_dim()
-    cute.arch.griddepcontrol_launch_dependents()
-    cute.arch.griddepcontrol_wait()
-    state = steps.enter(control, Int32(0), limit)
+    # No peer is ever stored to by itself, so only the own mailbox has an address here.
+    own = ins.byte_address(mailbox)
+    mail = steps.Mail(ranks, rank, [], own, own, Int64(0))
+    turn = steps.begin(mail, control, Int32(0), limit, room, THREADS, 0)
+    state, first, step = turn.state, turn.first, turn.step
     rows = part.shape[0]
-    first, step = bid * THREADS + tid, blocks * THREADS
-    slot = state.slot * (ranks * room)
-    sent_to = ins.byte_address(multicast) + slot + Int64(rank) * room
+    sent_to = ins.byte_address(multicast) + turn.sent_to
     for v in cutlass.range(first, rows * width, step, unroll=1):
         at = ins.byte_address(part) + Int64(v // width) * part.stride[0] * 2 + Int64(v % width) * VECTOR_BYTES
         _post_to_all(sent_to + Int64(v) * VECTOR_BYTES, steps.canonical_words(ins.load_activation(at)))
-    steps.advance(state, tid, blocks)
-    parts_at = ins.byte_address(mailbox) + slot
+    steps.advance(state, turn.tid, turn.blocks)
     for v in cutlass.range(first, rows * width, step, unroll=1):
-        at = parts_at + Int64(v) * VECTOR_BYTES
+        at = turn.parts_at + Int64(v) * VECTOR_BYTES
         parts, missing = steps.collect(at, ranks, room, state.limit)
         total = steps.poisoned_if(steps.sum_in_rank_order(parts), missing)
         to = ins.byte_address(out) + Int64(v // width) * out.stride[0] * 2 + Int64(v % width) * VECTOR_BYTES
         ins.store_words(to, total)
         steps.rearm(at, ranks, room)
         steps.report(state, parts, missing, Int32(0), v, NAME)
-    if tid + bid == 0:
+    if turn.tid + turn.bid == 0:
         steps.count_launch(launches)
 
 
@@ -135,7 +131,7 @@ def _compile(ranks: int, width: int, room: int) -> Callable[..., None]:
         words(),
         steps.fake_control(),
         row_tensor(),
-        make_fake_tensor(Int32, (cute.sym_int32(),), (1,), assumed_align=4),
+        steps.fake_launches(),
         Int32(0),
         Int32(1),
         Int32(1),

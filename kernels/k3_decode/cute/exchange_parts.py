@@ -67,22 +67,16 @@ def _exchange_parts(
     is_transpose: cutlass.Constexpr,
     delay_ns: cutlass.Constexpr,
 ):
-    tid, _, _ = cute.arch.thread_idx()
-    bid, _, local = cute.arch.block_idx()
-    blocks, _, _ = cute.arch.grid_dim()
+    _, _, local = cute.arch.block_idx()
     mail = steps.open_mail(mailbox, reach, first_rank + local, ranks)
-    cute.arch.griddepcontrol_launch_dependents()
-    cute.arch.griddepcontrol_wait()
-    state = steps.enter(control, local, limit)
-    steps.delay(state, mail, delay_ns, 0)
+    turn = steps.begin(mail, control, local, limit, room, THREADS, delay_ns)
+    state, first, step = turn.state, turn.first, turn.step
 
     # Threads take vectors from the front and extra words from the back, in loops of their own: one thread for
     # each while there are enough, and no address of one kind ever meets a register of the other.
     vectors, words = part.shape[2] * width, part.shape[2] * extra_width
-    first, step = bid * THREADS + tid, blocks * THREADS
     last = step - 1 - first
     name = NAMES[is_transpose]
-    sent_to = state.slot * (ranks * room) + Int64(mail.rank) * room
     behind = Int64(vectors) * VECTOR_BYTES
     for i in cutlass.range(first, vectors, step, unroll=1):
         at = _place(part, local, i // width) + Int64(i % width) * VECTOR_BYTES
@@ -90,7 +84,7 @@ def _exchange_parts(
             if cutlass.const_expr(is_transpose or peer == 0):
                 vector = ins.load_activation(at + Int64(peer) * part.stride[1] * 4)
                 vector = steps.canonical_words(vector)
-            steps.post(mail.peers[peer] + sent_to + Int64(i) * VECTOR_BYTES, vector)
+            steps.post(mail.peers[peer] + turn.sent_to + Int64(i) * VECTOR_BYTES, vector)
     if cutlass.const_expr(extra_width > 0):
         for j in cutlass.range(last, words, step, unroll=1):
             at = _place(extra, local, j // extra_width) + Int64(j % extra_width) * 4
@@ -98,13 +92,12 @@ def _exchange_parts(
                 if cutlass.const_expr(is_transpose or peer == 0):
                     word = ins.load_activation_word(at + Int64(peer) * extra.stride[1] * 4)
                     word = steps.canonical_fp32(word)
-                steps.post_word(mail.peers[peer] + sent_to + behind + Int64(j) * 4, word, Int32(1))
-    steps.advance(state, tid, blocks)
+                steps.post_word(mail.peers[peer] + turn.sent_to + behind + Int64(j) * 4, word, Int32(1))
+    steps.advance(state, turn.tid, turn.blocks)
     steps.delay(state, mail, delay_ns, 1)
 
-    parts_at = steps.arrived(mail, state, room)
     for i in cutlass.range(first, vectors, step, unroll=1):
-        at = parts_at + Int64(i) * VECTOR_BYTES
+        at = turn.parts_at + Int64(i) * VECTOR_BYTES
         parts, missing = steps.collect(at, ranks, room, state.limit)
         to = _place(out, local, i // width) + Int64(i % width) * VECTOR_BYTES
         for source in cutlass.range_constexpr(ranks):
@@ -114,7 +107,7 @@ def _exchange_parts(
         steps.report(state, parts, missing, Int32(0), i, name)
     if cutlass.const_expr(extra_width > 0):
         for j in cutlass.range(last, words, step, unroll=1):
-            at = parts_at + behind + Int64(j) * 4
+            at = turn.parts_at + behind + Int64(j) * 4
             values, missing = steps.collect_word(at, ranks, room, state.limit)
             to = _place(extra_out, local, j // extra_width) + Int64(j % extra_width) * 4
             for source in cutlass.range_constexpr(ranks):
@@ -122,7 +115,7 @@ def _exchange_parts(
                 ins.store_word(to + Int64(source) * extra_out.stride[1] * 4, word)
             steps.rearm_word(at, ranks, room)
             steps.report(state, [(value,) for value in values], missing, Int32(0), vectors + j // 4, name)
-    if tid + bid + local == 0:
+    if turn.tid + turn.bid + local == 0:
         steps.count_launch(launches)
 
 
@@ -189,12 +182,12 @@ def _compile(
         _launch,
         words(meant_for, width * 4, 16),
         words(meant_for, extra_width, 4),
-        make_fake_tensor(Int32, (cute.sym_int64(),), (1,), assumed_align=16),
-        make_fake_tensor(Int64, (ranks,), (1,), assumed_align=16),
+        steps.fake_mailbox(),
+        steps.fake_reach(ranks),
         steps.fake_control(),
         words(ranks, width * 4, 16),
         words(ranks, extra_width, 4),
-        make_fake_tensor(Int32, (cute.sym_int32(),), (1,), assumed_align=4),
+        steps.fake_launches(),
         Int32(0),
         Int32(1),
         Int32(1),

@@ -19,10 +19,10 @@ from k3_decode.cute import instructions as ins
 from k3_decode.ops.mailbox import CONTROL_WORDS, EPOCHS, EXCHANGES, SENTINEL, VECTOR_BYTES
 
 __all__ = [
-    "LAUNCH_PLACE", "NAN_WORD", "Mail", "State", "advance", "arrived", "canonical", "canonical_fp32",
-    "canonical_words", "collect", "collect_word", "count_launch", "delay", "enter", "fake_control", "floats",
-    "open_mail", "peer_address", "poisoned_if", "post", "post_to_all", "post_word", "rearm", "rearm_word",
-    "report", "sum_in_rank_order",
+    "LAUNCH_PLACE", "NAN_WORD", "Mail", "State", "Turn", "advance", "arrived", "begin", "canonical",
+    "canonical_fp32", "canonical_words", "collect", "collect_word", "count_launch", "delay", "enter",
+    "fake_control", "fake_launches", "fake_mailbox", "fake_reach", "floats", "open_mail", "peer_address",
+    "poisoned_if", "post", "post_to_all", "post_word", "rearm", "rearm_word", "report", "sum_in_rank_order",
 ]  # fmt: skip
 
 LAUNCH_PLACE = 14
@@ -58,9 +58,41 @@ class State(NamedTuple):
     """Looks at a word before giving up; 0 after a fault."""
 
 
+class Turn(NamedTuple):
+    """A thread's share of a launch whose threads take whole vectors in turn."""
+
+    state: State
+    tid: Int32
+    bid: Int32
+    blocks: Int32
+    first: Int32
+    """The thread's first vector."""
+    step: Int32
+    """Threads of a local rank, and so the distance to the thread's next vector."""
+    sent_to: Int64
+    """Where this rank's part of the epoch begins in every mailbox."""
+    parts_at: Int64
+    """Address of the parts of this epoch in the own mailbox, rank 0's first."""
+
+
 def fake_control() -> Any:
     """The control of all local ranks, for compilation."""
     return make_fake_tensor(Int32, (cute.sym_int32(), CONTROL_WORDS), (CONTROL_WORDS, 1), assumed_align=16)
+
+
+def fake_mailbox() -> Any:
+    """The first local rank's mailbox, for compilation."""
+    return make_fake_tensor(Int32, (cute.sym_int64(),), (1,), assumed_align=16)
+
+
+def fake_reach(ranks: int) -> Any:
+    """The distances to all mailboxes, for compilation."""
+    return make_fake_tensor(Int64, (ranks,), (1,), assumed_align=16)
+
+
+def fake_launches() -> Any:
+    """The launch counters, for compilation."""
+    return make_fake_tensor(Int32, (cute.sym_int32(),), (1,), assumed_align=4)
 
 
 def open_mail(mailbox: cute.Tensor, reach: cute.Tensor, rank: Int32, ranks: int) -> Mail:
@@ -80,6 +112,23 @@ def enter(control: cute.Tensor, local: Int32, limit: Int32) -> State:
     at = ins.byte_address(control) + Int64(local) * (CONTROL_WORDS * 4)
     epoch, _, fault, _ = ins.load_activation(at)
     return State(at, epoch, Int64(epoch & 1), frag.choose_word(fault, Int32(0), limit))
+
+
+def begin(
+    mail: Mail, control: cute.Tensor, local: Int32, limit: Int32, room: int, threads: int, delay_ns: int
+) -> Turn:
+    """Let the next kernel start, wait for the previous one, and find this thread's share of the epoch."""
+    tid, _, _ = cute.arch.thread_idx()
+    bid, _, _ = cute.arch.block_idx()
+    blocks, _, _ = cute.arch.grid_dim()
+    cute.arch.griddepcontrol_launch_dependents()
+    cute.arch.griddepcontrol_wait()
+    state = enter(control, local, limit)
+    delay(state, mail, delay_ns, 0)
+    sent_to = state.slot * (mail.ranks * room) + Int64(mail.rank) * room
+    return Turn(
+        state, tid, bid, blocks, bid * threads + tid, blocks * threads, sent_to, arrived(mail, state, room)
+    )
 
 
 @cute.jit

@@ -58,43 +58,36 @@ def _exchange_tail(
     room: cutlass.Constexpr,
     delay_ns: cutlass.Constexpr,
 ):
-    tid, _, _ = cute.arch.thread_idx()
-    bid, _, local = cute.arch.block_idx()
-    blocks, _, _ = cute.arch.grid_dim()
+    _, _, local = cute.arch.block_idx()
     mail = steps.open_mail(mailbox, reach, first_rank + local, ranks)
-    cute.arch.griddepcontrol_launch_dependents()
-    cute.arch.griddepcontrol_wait()
-    state = steps.enter(control, local, limit)
-    steps.delay(state, mail, delay_ns, 0)
+    turn = steps.begin(mail, control, local, limit, room, THREADS, delay_ns)
+    state, first, step = turn.state, turn.first, turn.step
 
     # Threads take latents from the front and shared rows from the back, in loops of their own.
     own = width // ranks
     rows = latent.shape[1]
     latents = rows * latent_width
-    first, step = bid * THREADS + tid, blocks * THREADS
     last = step - 1 - first
-    sent_to = state.slot * (ranks * room) + Int64(mail.rank) * room
     for i in cutlass.range(first, latents, step, unroll=1):
         at = _row_of(latent, local, i // latent_width) + Int64(i % latent_width) * VECTOR_BYTES
         words = steps.canonical_words(ins.load_activation(at))
-        steps.post_to_all(mail, sent_to + Int64(i) * VECTOR_BYTES, words)
+        steps.post_to_all(mail, turn.sent_to + Int64(i) * VECTOR_BYTES, words)
     for j in cutlass.range(last, rows * width, step, unroll=1):
         at = _row_of(shared, local, j // width) + Int64(j % width) * VECTOR_BYTES
         words = steps.canonical_words(ins.load_activation(at))
-        place = sent_to + Int64(latents + j) * VECTOR_BYTES
+        place = turn.sent_to + Int64(latents + j) * VECTOR_BYTES
         steps.post(steps.peer_address(mail, j % width // own) + place, words)
-    steps.advance(state, tid, blocks)
+    steps.advance(state, turn.tid, turn.blocks)
     steps.delay(state, mail, delay_ns, 1)
 
-    parts_at = steps.arrived(mail, state, room)
     for i in cutlass.range(first, latents, step, unroll=1):
         to = _row_of(latent_out, local, i // latent_width) + Int64(i % latent_width) * VECTOR_BYTES
-        _receive(mail, state, parts_at, i, to, room)
+        _receive(mail, state, turn.parts_at, i, to, room)
     for j in cutlass.range(last, rows * own, step, unroll=1):
         to = _row_of(shared_out, local, j // own) + Int64(j % own) * VECTOR_BYTES
         v = latents + j // own * width + mail.rank * own + j % own
-        _receive(mail, state, parts_at, v, to, room)
-    if tid + bid + local == 0:
+        _receive(mail, state, turn.parts_at, v, to, room)
+    if turn.tid + turn.bid + local == 0:
         steps.count_launch(launches)
 
 
@@ -162,12 +155,12 @@ def _compile(
         _launch,
         row_tensor(latent_width),
         row_tensor(width),
-        make_fake_tensor(Int32, (cute.sym_int64(),), (1,), assumed_align=16),
-        make_fake_tensor(Int64, (ranks,), (1,), assumed_align=16),
+        steps.fake_mailbox(),
+        steps.fake_reach(ranks),
         steps.fake_control(),
         row_tensor(latent_width),
         row_tensor(width // ranks),
-        make_fake_tensor(Int32, (cute.sym_int32(),), (1,), assumed_align=4),
+        steps.fake_launches(),
         Int32(0),
         Int32(1),
         Int32(1),

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
-from cutlass.cute.runtime import make_fake_tensor
 
 from k3_decode.cute import exchange_steps as steps
 from k3_decode.cute import instructions as ins
@@ -116,8 +115,8 @@ def compile_plan(plan: Plan, ranks: int, room: int, is_two_stage: bool) -> Calla
         _launch,
         row_product.rows_of(tokens, plan.k),
         row_product.matrix_of(rows, plan.k),
-        make_fake_tensor(Int32, (cute.sym_int64(),), (1,), assumed_align=16),
-        make_fake_tensor(Int64, (ranks,), (1,), assumed_align=16),
+        steps.fake_mailbox(),
+        steps.fake_reach(ranks),
         steps.fake_control(),
         row_product.vector_of(cute.sym_int32(), Int32),
         Int32(0),
