@@ -8,7 +8,6 @@ it is cancelled or out of time.
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 
 from harness.domain.errors import FasttrackError
 from harness.executors.confinement import Limits, confined
+from harness.executors.sandbox import end_boxed
 
 __all__ = ["CommandEnded", "Ran", "run_command", "tree_variables"]
 
@@ -98,9 +98,7 @@ def _wait(child: "subprocess.Popen[bytes]", limit_s: float, cancelled: threading
                     return "was cancelled"
         return f"gave no answer after {limit_s:.0f} s"
     finally:
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+        end_boxed(child)
 
 
 def _read_words(

@@ -12,7 +12,6 @@ import json
 import os
 import secrets
 import shlex
-import signal
 import subprocess
 import threading
 import time
@@ -29,6 +28,7 @@ from harness.domain.journal import LoopEnding, LoopResult
 from harness.engines.packs import harness_digest, pack_digest
 from harness.evidence.journal import append_entry, load_journal
 from harness.executors.confinement import Limits, confined
+from harness.executors.sandbox import end_boxed
 
 __all__ = ["Budgets", "optimize"]
 
@@ -126,9 +126,7 @@ def _run_agent(
                 return end
             time.sleep(POLL_S)
     finally:
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+        end_boxed(child)
         log.join()
 
 

@@ -7,7 +7,6 @@ What it prints beside its answers goes to its log. Invariant: an ask ends with t
 import json
 import os
 import queue
-import signal
 import subprocess
 import threading
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from harness.domain.errors import FasttrackError
-from harness.executors.sandbox import Sandbox
+from harness.executors.sandbox import Sandbox, end_boxed, ended_words
 
 __all__ = ["AskedChild", "ChildEnded"]
 
@@ -71,9 +70,7 @@ class AskedChild:
 
     def close(self) -> None:
         """End it and everything that it started."""
-        if self._child.poll() is None:
-            os.killpg(self._child.pid, signal.SIGKILL)
-        self._child.wait()
+        end_boxed(self._child)
         for pipe in (self._child.stdin, self._child.stdout):
             try:
                 if pipe is not None:
@@ -93,12 +90,7 @@ class AskedChild:
         except subprocess.TimeoutExpired:
             self.close()
             return "closed its answers"
-        # A shell or a namespace's first process says 128 + the signal of what it ran.
-        number = -code if code < 0 else code - 128 if 128 < code < 160 else 0
-        try:
-            return f"ended with {signal.Signals(number).name}" if number else f"ended with exit code {code}"
-        except ValueError:
-            return f"ended with exit code {code}"
+        return f"ended with {ended_words(code)}"
 
     def _last_words(self) -> str:
         with self._log.open("rb") as file:

@@ -1,41 +1,29 @@
 """A stricter sandbox for code that an agent wrote: the file system is read-only but for one scratch folder.
 
 Built on `sandbox`: the same scrubbed environment, and no network. Where the machine has bubblewrap, or
-`unshare` with mount namespaces, the process also has its own process ids, sees everything read-only, has no
-home folder, and everything that it started ends with it. What could not be had is said in `words`, never
-passed over.
+`unshare` with mount namespaces (`namespaces`, sealed), the process also sees no other process and no disk,
+has everything read-only, the kernel's settings too, and no home folder; it has no capability over what is
+outside, and everything that it started ends with it. What could not be had is said in `words`, never passed
+over.
 """
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from harness.domain.record import Positive, Record
+from harness.executors.first_process import GPU_DEVICES, KERNEL, MEMORY
+from harness.executors.namespaces import can_run, own_namespaces
 from harness.executors.sandbox import Sandbox, sandboxed, scrubbed
 
-__all__ = ["Limits", "confined", "confinement_here"]
+__all__ = ["Limits", "confined", "confinement_here", "confines"]
 
 Kind = Literal["bubblewrap", "unshare", "none"]
-SETUP = """set -e
-scratch=$1; home=$2; shift 2
-mount --make-rprivate /
-mount --bind "$scratch" "$scratch"
-cut -d' ' -f2 /proc/self/mounts | sort -u | while read -r at; do
-  case "$at" in "$scratch"|/proc|/proc/*|/sys|/sys/*) continue;; esac
-  mount -o remount,bind,ro "$at" 2>/dev/null || true
-done
-mount -t tmpfs -o size=256m none /dev/shm
-if [ -n "$home" ]; then mount -t tmpfs -o size=1m none "$home"; fi
-cd "$scratch"
-exec "$@"
-"""
-"""Run as root of a user namespace of its own: everything read-only but the scratch folder, no home."""
 
 
 class Limits(Record):
@@ -63,64 +51,79 @@ def confined(
     environment |= {"XDG_CACHE_HOME": str(scratch), "PYTHONDONTWRITEBYTECODE": "1"}
     environment |= more or {}
     if kind == "none":
-        box = sandboxed((*limit, *argv), has_network=has_network)
-        words = f"{box.words}; files are not protected: neither bubblewrap nor mount namespaces work here"
-        return Sandbox(box.argv, environment, words)
+        plain = sandboxed((*limit, *argv), has_network=has_network)
+        words = f"{plain.words}; files are not protected: neither bubblewrap nor mount namespaces work here"
+        return Sandbox(plain.argv, environment, words)
     network = "the network is open" if has_network else "no network"
     said = [f"{kind}: {network}, files read-only but for a scratch folder, process ids of its own"]
     said += [] if has_gpu else [f"at most {limits.memory_bytes // 2**20} MiB of memory"]
     said += ["the process limit does not bind the superuser"] if _is_root() else []
     words = "; ".join([*said, f"{len(os.environ) - len(scrubbed(os.environ))} variables withheld"])
-    home = _home_to_hide(scratch)
-    wrapper = (_bubblewrap if kind == "bubblewrap" else _unshare)(scratch, home)
-    cut = ("--unshare-net", "--net") if has_network else ()
-    kept = tuple(word for word in wrapper if word not in cut)
-    return Sandbox((*kept, *limit, *argv), environment, words)
+    box = _Box(scratch, _home_to_hide(scratch), has_network, has_gpu)
+    return Sandbox((*_WRAPPERS[kind](box), *limit, *argv), environment, words)
 
 
 @lru_cache(maxsize=1)
 def confinement_here() -> Kind:
-    """Which tool confines here: the first that really keeps a file from being written."""
+    """Which tool confines here: the first that works."""
+    return next((kind for kind in _WRAPPERS if confines(kind)), "none")
+
+
+def confines(kind: Kind) -> bool:
+    """Whether a tool really keeps files, settings of the kernel and processes from a command here."""
     with tempfile.TemporaryDirectory(prefix="fasttrack-confine-") as folder:
-        scratch = Path(folder) / "scratch"
+        scratch, outside = Path(folder) / "scratch", Path(folder) / "outside"
         scratch.mkdir()
-        outside = Path(folder) / "outside"
-        probe = ("sh", "-c", f'echo in > "{scratch}/in" && ! echo out > "{outside}"')
-        tools: tuple[tuple[Kind, tuple[str, ...]], ...] = (
-            ("bubblewrap", _bubblewrap(scratch, None)),
-            ("unshare", _unshare(scratch, None)),
-        )
-        for kind, wrapper in tools:
-            if sys.platform != "linux" or shutil.which(wrapper[0]) is None:
-                continue
-            try:
-                done = subprocess.run((*wrapper, *probe), capture_output=True, timeout=20, check=False)
-            except (OSError, subprocess.TimeoutExpired):
-                continue
-            if done.returncode == 0 and (scratch / "in").is_file() and not outside.exists():
-                return kind
-    return "none"
+        setting = Path("/proc/sys/kernel/core_uses_pid")
+        script = f'echo in > "{scratch}/in" && ! echo out > "{outside}"'
+        script += ' && test "$(ls -d /proc/[0-9]* | wc -l)" -lt 9'
+        script += f' && ! cat "{setting}" > "{setting}"' if setting.exists() else ""
+        is_kept = can_run(_WRAPPERS[kind](_Box(scratch, None)), ("sh", "-c", script))
+        return is_kept and (scratch / "in").is_file() and not outside.exists()
 
 
-def _bubblewrap(scratch: Path, home: Path | None) -> tuple[str, ...]:
-    hidden = () if home is None else ("--tmpfs", str(home))
-    return (
-        "bwrap", "--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--tmpfs", "/dev/shm", *hidden,
-        "--proc", "/proc", "--bind", str(scratch), str(scratch), "--unshare-net", "--unshare-pid",
-        "--unshare-ipc", "--die-with-parent", "--new-session", "--chdir", str(scratch), "--",
-    )  # fmt: skip
+class _Box(NamedTuple):
+    """What a wrapper makes."""
+
+    scratch: Path
+    home: Path | None
+    has_network: bool = False
+    has_gpu: bool = False
 
 
-def _unshare(scratch: Path, home: Path | None) -> tuple[str, ...]:
-    """The capabilities that set the mounts up are given back before the command runs, so that it cannot undo
-    them.
+def _bubblewrap(box: _Box) -> tuple[str, ...]:
+    """One capability stays, as in `first_process`; settings below /proc are bound read-only, as the superuser
+    could write them.
     """
+    hidden: tuple[str, ...] = () if box.home is None else ("--tmpfs", str(box.home))
+    network = () if box.has_network else ("--unshare-net",)
+    gpus = [str(place) for place in _gpu_devices()] if box.has_gpu else []
+    settings = [w for n in KERNEL for w in ("--ro-bind-try", f"/proc/{n}", f"/proc/{n}")]
+    hidden += tuple(
+        w for p in MEMORY if p.startswith("/proc") and Path(p).exists() for w in ("--ro-bind", "/dev/null", p)
+    )
+    devices = tuple(word for place in gpus for word in ("--dev-bind", place, place))
     return (
-        "unshare", "--user", "--map-root-user", "--mount", "--net", "--pid", "--ipc", "--fork",
-        "--kill-child", "--mount-proc", "--",
-        "sh", "-c", SETUP, "sh", str(scratch), "" if home is None else str(home),
-        "setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all", "--",
+        "bwrap", "--unshare-user", "--cap-drop", "ALL", "--cap-add", "CAP_SETFCAP", "--ro-bind", "/", "/",
+        "--dev", "/dev", *devices, "--tmpfs", "/dev/shm", "--proc", "/proc", *settings, *hidden,
+        "--bind", str(box.scratch), str(box.scratch), *network, "--unshare-pid", "--unshare-ipc",
+        "--die-with-parent", "--new-session", "--chdir", str(box.scratch), "--",
     )  # fmt: skip
+
+
+def _unshare(box: _Box) -> tuple[str, ...]:
+    return own_namespaces(
+        "sealed", has_network=box.has_network, scratch=box.scratch, home=box.home, has_gpu=box.has_gpu
+    )
+
+
+_WRAPPERS: dict[Kind, Callable[[_Box], tuple[str, ...]]] = {"bubblewrap": _bubblewrap, "unshare": _unshare}
+
+
+def _gpu_devices() -> Iterator[Path]:
+    """Device files of GPUs."""
+    for pattern in GPU_DEVICES:
+        yield from sorted(Path("/dev").glob(pattern))
 
 
 def _limit_command(limits: Limits, has_gpu: bool) -> tuple[str, ...]:

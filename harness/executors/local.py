@@ -9,7 +9,6 @@ Invariant: every check ends as samples of status `ran`, `crashed` or `timed_out`
 import json
 import os
 import queue
-import signal
 import subprocess
 import threading
 import time
@@ -21,7 +20,7 @@ from harness.domain.check import Check, Samples
 from harness.domain.errors import FasttrackError
 from harness.domain.machine import Tier
 from harness.executors.marks import Marks
-from harness.executors.sandbox import sandboxed
+from harness.executors.sandbox import end_boxed, ended_words, sandboxed
 
 __all__ = ["ChildSampler", "HarnessFault"]
 
@@ -134,7 +133,7 @@ class ChildSampler:
         """The child is gone without an answer: name the signal or the exit code."""
         code = self._child.wait() if self._child is not None else 0
         self._kill()
-        word = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        word = ended_words(code)
         self._require_ready(f"ended with {word} before it was ready")
         return Samples(
             check=check.id, tier=self._tier, ended="crashed", duration_s=time.monotonic() - begun,
@@ -163,10 +162,8 @@ class ChildSampler:
     def _kill(self) -> None:
         if self._child is None:
             return
-        if self._child.poll() is None:
-            # The child leads a session of its own: compilers that it started end with it.
-            os.killpg(self._child.pid, signal.SIGKILL)
-            self._child.wait()
+        # The child leads a session of its own: compilers that it started end with it.
+        end_boxed(self._child)
         for pipe in (self._child.stdin, self._child.stdout):
             if pipe is not None:
                 with _ignoring_broken_pipe():

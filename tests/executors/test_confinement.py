@@ -1,18 +1,45 @@
 """What a confined process can reach: its scratch folder, and nothing else that it could harm."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from harness.executors import confinement
 from harness.executors.asked_child import AskedChild, ChildEnded
-from harness.executors.confinement import Limits, confined, confinement_here
+from harness.executors.confinement import Limits, confined, confinement_here, confines
 from harness.executors.sandbox import Sandbox
 
 needs_confinement = pytest.mark.skipif(
     confinement_here() == "none", reason="needs bubblewrap or mount namespaces"
 )
+KINDS = [
+    pytest.param(kind, marks=pytest.mark.skipif(not confines(kind), reason=f"{kind} does not work here"))
+    for kind in ("bubblewrap", "unshare")
+]
+
+
+@pytest.fixture(params=KINDS)
+def each_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever confines here is tried, not only what would be taken."""
+    monkeypatch.setattr(confinement, "confinement_here", lambda: request.param)
+
+
+ROOT = Path(__file__).resolve().parents[2]
+FORGE = """
+import glob, os, sys
+for place in (*glob.glob("/proc/[0-9]*"), f"/proc/{os.getppid()}", f"/proc/{sys.argv[1]}"):
+    if place in ("/proc/self", f"/proc/{os.getpid()}"):
+        continue
+    for name in ("1", "2"):
+        try:
+            with open(f"{place}/fd/{name}", "a") as file:
+                file.write("a forged verdict\\n")
+        except OSError:
+            pass
+print("tried")
+"""
 
 
 def told(scratch: Path, script: str, **limits: int) -> subprocess.CompletedProcess[str]:
@@ -22,7 +49,7 @@ def told(scratch: Path, script: str, **limits: int) -> subprocess.CompletedProce
     )
 
 
-@needs_confinement
+@pytest.mark.usefixtures("each_kind")
 def test_only_the_scratch_folder_can_be_written(tmp_path: Path) -> None:
     scratch, other = tmp_path / "scratch", tmp_path / "other"
     scratch.mkdir()
@@ -35,7 +62,7 @@ def test_only_the_scratch_folder_can_be_written(tmp_path: Path) -> None:
     assert done.stderr.count("Read-only file system") == 2
 
 
-@needs_confinement
+@pytest.mark.usefixtures("each_kind")
 def test_there_is_no_network_and_no_process_of_others(tmp_path: Path) -> None:
     done = told(tmp_path, "cat /proc/net/dev | wc -l; ls -d /proc/[0-9]* | wc -l; echo $GIVEN")
     interfaces, processes, given = done.stdout.split()
@@ -44,18 +71,54 @@ def test_there_is_no_network_and_no_process_of_others(tmp_path: Path) -> None:
     assert given == "yes"
 
 
-@needs_confinement
+@pytest.mark.usefixtures("each_kind")
 def test_secrets_of_the_environment_stay_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FASTTRACK_API_KEY", "hunter2")
     assert "hunter2" not in told(tmp_path, "env").stdout
 
 
-@needs_confinement
+@pytest.mark.usefixtures("each_kind")
 def test_memory_and_files_are_limited(tmp_path: Path) -> None:
     done = told(tmp_path, "ulimit -v; ulimit -f; head -c 2000000 /dev/zero > large; wc -c < large",
                 memory_bytes=2**30, file_bytes=2**20)  # fmt: skip
     assert done.stdout.split()[0] == str(2**20)  # KiB
     assert (tmp_path / "large").stat().st_size == 2**20
+
+
+SETTINGS = (
+    "/proc/sys/kernel/core_uses_pid", "/proc/sys/vm/swappiness", "/proc/sysrq-trigger", "/proc/irq/x",
+    "/sys/kernel/mm/ksm/run", "/sys/fs/cgroup/x", "/sys/fs/cgroup/pids/x",
+)  # fmt: skip
+
+
+@pytest.mark.usefixtures("each_kind")
+def test_no_setting_of_the_machine_can_be_written(tmp_path: Path) -> None:
+    script = "umount /proc/sys; mount -o remount,bind,rw /sys; for at in $PLACES; do umount $at; "
+    script += "if [ -e $at ]; then was=$(cat $at); fi; (echo $was > $at) && echo $at; done"
+    assert told(tmp_path, f"PLACES='{' '.join(SETTINGS)}'; {script}").stdout == ""
+
+
+@pytest.mark.usefixtures("each_kind")
+def test_no_disk_and_no_capability_over_what_is_outside_is_left(tmp_path: Path) -> None:
+    count = "for at in /dev/*; do if [ -b $at ]; then echo x; fi; done | wc -l"
+    disks, effective = told(tmp_path, f"{count}; sed -n 's/^CapEff:.//p' /proc/self/status").stdout.split()
+    assert disks == "0"
+    assert int(effective, 16) in (0, 1 << 31)  # setfcap: to map a superuser into a namespace within
+
+
+@pytest.mark.usefixtures("each_kind")
+def test_a_candidate_within_cannot_write_to_the_output_of_the_command_that_judges_it(tmp_path: Path) -> None:
+    starter = (
+        "import os, subprocess, sys\n"
+        "from harness.executors.sandbox import sandboxed\n"
+        f"box = sandboxed((sys.executable, '-c', {FORGE!r}, str(os.getpid())))\n"
+        "done = subprocess.run(box.argv, env=box.environment, capture_output=True, text=True)\n"
+        "print(done.stdout.strip() or done.stderr, flush=True)"
+    )
+    box = confined((sys.executable, "-c", starter), tmp_path, Limits(), {"PYTHONPATH": str(ROOT)})
+    with (tmp_path / "out").open("wb") as sink:
+        subprocess.run(box.argv, env=box.environment, stdout=sink, timeout=60, check=True)
+    assert (tmp_path / "out").read_text() == "tried\n"
 
 
 def test_what_could_not_be_had_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +156,7 @@ def test_a_child_that_gives_no_answer_is_told_in_words_and_gone(
     assert str(caught.value) == words
 
 
-@needs_confinement
+@pytest.mark.usefixtures("each_kind")
 def test_what_a_confined_child_started_ends_with_it(tmp_path: Path) -> None:
     script = "sleep 98765 & sleep 98765 & echo '{\"started\": true}'; wait"
     box = confined(("sh", "-c", script), tmp_path, Limits())

@@ -14,7 +14,7 @@ from pathlib import Path
 from harness.domain.cell import Cell
 from harness.domain.pack import OpContract, Pack
 from harness.domain.record import Record, Whole
-from harness.executors.sandbox import limit_this_process
+from harness.executors.sandbox import ended_words, limit_this_process
 
 __all__ = ["LaunchJob", "OpJob", "child_command", "main", "run_child", "write_job"]
 
@@ -86,7 +86,7 @@ def run_child(argv: Sequence[str], environment: Mapping[str, str] | None, log: P
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return f"no answer after {limit_s:.0f} s"
-    return f"exit code {done.returncode}"
+    return ended_words(done.returncode)
 
 
 def _describe(job: OpJob) -> None:
