@@ -1,17 +1,31 @@
-"""`fasttrack sweep run|compare`."""
+"""`fasttrack sweep run|compare|null`."""
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harness.cli.evals import BundleA, BundleB, EngineName, ServerFile
-from harness.cli.selectors import Address, ExecutorName, JsonOutput, Out, Resume, Selection, selecting
+from harness.cli.selectors import (
+    Address,
+    ExecutorName,
+    JsonOutput,
+    Out,
+    PackName,
+    Resume,
+    Selection,
+    selecting,
+)
+
+if TYPE_CHECKING:  # records load when a command runs
+    from harness.domain.null_run import NullRun
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True)
+NULL_CELL = "sweep/decode_step/cpu.tp1.dcp1.b1.c64"
+"""Repeated by `null`: the shortest cell has the most noise."""
 Batches = Annotated[
     list[int] | None, typer.Option("--batch", min=1, help="Requests at once, of servers; may be repeated.")
 ]
@@ -98,3 +112,66 @@ def compare(first: BundleA, second: BundleB, json: JsonOutput = False) -> None:
         ]
         out.print(outcome_table(f"{first.name} over {second.name}", rows))
     raise typer.Exit(found.exit_code)
+
+
+@app.command("null")
+def null_run(
+    pack: PackName = "k3_decode",
+    cell: Annotated[str, typer.Option("--cell", help="How the id of the repeated check begins.")] = NULL_CELL,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs of stock against itself.")] = 50,
+    out: Annotated[Path | None, typer.Option("--out", help="File for the record, with every time.")] = None,
+    read: Annotated[Path | None, typer.Option("--read", help="Judge a record again; run nothing.")] = None,
+    json: JsonOutput = False,
+) -> None:
+    """Run stock against itself, time after time, and count how often the verdict accuses it.
+
+    Exit code: 0 inside the stated false-alarm rate, 1 outside.
+    """
+    from harness.cli.console import out as console
+    from harness.cli.console import print_json
+    from harness.domain.null_run import NullRun
+    from harness.stages.sweep.null import rejudged
+
+    if read is not None:
+        found = rejudged(NullRun.from_json(read.read_bytes()))
+    else:
+        found = _repeated(pack, cell, repeats)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_bytes(found.canonical() + b"\n")
+    if json:
+        print_json(found)
+    else:
+        console.print(found.words(), markup=False, soft_wrap=True)
+    raise typer.Exit(int(not found.is_inside))
+
+
+def _repeated(pack: str, cell: str, repeats: int) -> "NullRun":
+    """The record of so many repeats of a planned cell, made here and now."""
+    import tempfile
+    from datetime import UTC, datetime
+
+    from harness.cli.console import progress_bar
+    from harness.domain.check import StageName
+    from harness.domain.errors import InputError
+    from harness.domain.null_run import NullRun
+    from harness.engines.packs import harness_digest
+    from harness.faults.bench import Bench
+    from harness.stages.sweep.null import null_check, null_repeats, stock_units
+
+    with tempfile.TemporaryDirectory(prefix="fasttrack-null-") as folder, progress_bar() as show:
+        bench = Bench(Path(folder), pack)
+        planned = [c for c in bench.plan(StageName.SWEEP).checks if c.unavailable is None]
+        check = next((c for c in planned if c.id.startswith(cell)), None)
+        if check is None:
+            raise InputError(f"no planned check's id begins with {cell!r}; `fasttrack plan --stage sweep`")
+        check, context, digest = null_check(check), bench.context(bench.request), harness_digest()
+        done = []
+        for repeat in null_repeats(check, lambda: stock_units(check, context), repeats):
+            done.append(repeat)
+            show(f"{check.id}: {repeat.status.value}", len(done), repeats, None)
+    return NullRun(
+        harness_digest=digest, created=datetime.now(UTC).replace(microsecond=0),
+        machine=bench.request.machine, check=check, repeats=tuple(done),
+        work=f"decode steps of {check.parameter('model')}, four sessions of stock a repeat",
+    )  # fmt: skip

@@ -10,7 +10,7 @@ from harness.stages.sweep.layers import chosen_stock, layer_figures, layer_objec
 from harness.stages.sweep.likeness import has_threshold, timer_objection, unlike, unproven, unseen
 from harness.stages.sweep.tables import arm_times, faults
 
-__all__ = ["judge"]
+__all__ = ["drift_of", "judge", "noise_of", "verdict_of"]
 
 
 def judge(check: Check, samples: Samples) -> Outcome:
@@ -39,8 +39,8 @@ def judge(check: Check, samples: Samples) -> Outcome:
         )
     except ValueError as error:
         return judged(check, samples, Status.INCONCLUSIVE, str(error), NEXT_STEPS, None, ())
-    noise = max(abs(null.low - 1), abs(null.high - 1))
-    status, words = _verdict(check, gain, noise)
+    noise = noise_of(null)
+    status, words = verdict_of(check, gain, noise)
     drift = drift_of(times["stock"])
     if has_threshold(check, "max_drift"):
         allowed = max(check.number("max_drift"), abs(gain.ratio - 1), noise)
@@ -51,7 +51,7 @@ def judge(check: Check, samples: Samples) -> Outcome:
         words = f"{words}, stock by {chosen_stock(samples)}"
         if objection := layer_objection(check, samples, gain.other_us, noise):
             status, words = Status.FAIL, f"{objection}; {words}"
-    slow_status, slow_words = _verdict(check, slow, noise)
+    slow_status, slow_words = verdict_of(check, slow, noise)
     control = Control(
         kind="planted",
         description=f"stock with {check.number('planted_slowdown'):.0%} of its time added, against stock",
@@ -75,7 +75,13 @@ def drift_of(stock_us: Sequence[float]) -> float:
     return median(stock_us[-half:]) / median(stock_us[:half]) - 1
 
 
-def _verdict(check: Check, gain: Comparison, noise: float) -> tuple[Status, str]:
+def noise_of(null: Comparison) -> float:
+    """This machine's noise floor: how far from 1 the interval of stock against stock reaches."""
+    return max(abs(null.low - 1), abs(null.high - 1))
+
+
+def verdict_of(check: Check, gain: Comparison, noise: float) -> tuple[Status, str]:
+    """What a gain over stock amounts to beside this noise."""
     promise = check.parameter("promise")
     least = float(promise) if promise is not None else check.number("min_ratio")
     words = (

@@ -24,7 +24,7 @@ from harness.stages.sweep.likeness import PROMPT_TOKENS, WARM_STEPS, expert_rows
 from harness.stages.sweep.stopping import time_blocks
 from harness.stages.sweep.tables import ARMS
 
-__all__ = ["run", "sample"]
+__all__ = ["run", "sample", "slowed_step", "step_of"]
 
 DISTINCT_PROMPTS = 4
 """Requests of a cell share this many prompts: a step's time depends on lengths and the tokens' experts, and
@@ -46,9 +46,8 @@ def sample(check: Check, context: StageContext) -> Samples:
     with ExitStack() as stack:
         sessions = {arm: _opened(check, context, arm, steps, stack) for arm in ARMS}
         work = {arm: _step_work(check, context, arm, session) for arm, session in sessions.items()}
-        delay_s = _delay(work["slow"], check.number("planted_slowdown"))
         units: dict[str, TimedUnit] = {arm: cpu_unit(step) for arm, step in work.items() if arm != "slow"}
-        units["slow"] = cpu_unit(partial(_step_and_spin, work["slow"], delay_s))
+        units["slow"] = cpu_unit(slowed_step(work["slow"], check.number("planted_slowdown")))
         units = {arm: marked(arm, unit, context.mark) for arm, unit in units.items()}
         rows = time_blocks(check, units)
         prefixes = prefix_rows(sessions, partial(_control_session, check, context), _control_prompt(sessions))
@@ -126,16 +125,22 @@ def _step_work(check: Check, context: StageContext, arm: str, session: Session) 
     return lambda: session.decode(requests, tokens)
 
 
-def _delay(step: Callable[[], object], share: float) -> float:
-    """Seconds by which the planted arm is slowed down: a share of its own step."""
+def step_of(check: Check, context: StageContext, arm: str, stack: ExitStack) -> Callable[[], object]:
+    """One decode step of a session of its own, which the stack closes."""
+    return _step_work(check, context, arm, _opened(check, context, arm, Counter(), stack))
+
+
+def slowed_step(step: Callable[[], object], share: float) -> Callable[[], object]:
+    """The step and a busy wait as long as a share of it."""
     spent = []
     for _ in range(WARM_STEPS):
         begun = time.perf_counter()
         step()
         spent.append(time.perf_counter() - begun)
-    return min(spent) * share
+    delay_s = min(spent) * share
 
+    def slowed() -> None:
+        step()
+        spin(delay_s)
 
-def _step_and_spin(step: Callable[[], object], seconds: float) -> None:
-    step()
-    spin(seconds)
+    return slowed

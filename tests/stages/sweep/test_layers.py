@@ -1,6 +1,5 @@
 """Whole layers: which cells are planned, how arms are chosen and timed, and what fails a cell."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,83 +8,16 @@ import pytest
 from harness.documents import load_claim
 from harness.domain.check import Check, Samples, SampleTable, Status
 from harness.domain.machine import Gpu, Tier
-from harness.domain.pack import LayerCounts, LayerError, LayerRequest, LayerSlice
 from harness.stages.sweep import judge, sample
 from harness.stages.sweep.planning import plan
 from harness.stages.sweep.tables import LAYER_SHAPES
 from tests.fakes.pack import FakePack
-from tests.fakes.played_device import PlayedDevice, played
+from tests.fakes.played_device import played
+from tests.fakes.played_layers import LayerPack
 from tests.fakes.requests import MACHINE, plan_request, stage_context
 from tests.stages.spoiled_tables import spoiled, with_rows, without_rows
 
 H200 = MACHINE.model_copy(update={"gpus": (Gpu(name="NVIDIA H200", arch="sm_90a", memory_bytes=2**37),)})
-LAYERS = 8
-TIMES = {"marlin": 100.0, "humming": 90.0, "optimised": 40.0}
-
-
-class FakeSlice:
-    """Layers whose arms take known times on a played device, or all read one set of weights. Errors and
-    counts are written by hand.
-    """
-
-    def __init__(self, asked: list[str], device: PlayedDevice, is_warm: bool) -> None:
-        self._asked, self._device, self._is_warm = asked, device, is_warm
-
-    stock_arms = ("marlin", "humming")
-
-    def replay(self, arm: str) -> Callable[[], None]:
-        def replay() -> None:
-            self._device.launch(0.0)
-            for _ in range(LAYERS):
-                if self._is_warm:
-                    self._device.read("one", 40e6)
-                else:
-                    self._device.launch(TIMES[arm], host_us=0.0)
-
-        return replay
-
-    def reset(self, arm: str) -> None: ...
-
-    def counts(self, arm: str) -> LayerCounts:
-        is_optimised = arm == "optimised"
-        return LayerCounts(
-            kernels=9.0 if is_optimised else 23.0,
-            prefetches=1.0 if is_optimised else 0.0,
-            memory_operations=0.0,
-            experts=16.0,
-            moved_bytes=40e6 if self._is_warm else 80e6 if is_optimised else 120e6,
-            is_optimised=is_optimised,
-        )
-
-    def errors(self) -> Sequence[LayerError]:
-        return [LayerError("stock", 0, 0, 0.006), LayerError("optimised", 0, 0, 0.004)]
-
-    def read_gb_per_s(self) -> float:
-        return 4000.0
-
-    def absent_exchanges(self) -> tuple[str, ...]:
-        return ("all-reduce",)
-
-    def close(self) -> None:
-        self._asked.append("closed")
-
-
-class LayerPack(FakePack):
-    """The fake pack with layers to time."""
-
-    def __init__(self, device: PlayedDevice | None = None, *, is_warm: bool = False) -> None:
-        super().__init__()
-        self.asked: list[str] = []
-        self._device, self._is_warm = device or PlayedDevice(), is_warm
-
-    def layer_kinds(self) -> tuple[str, ...]:
-        return ("kda_moe", "mla_moe")
-
-    def open_layers(self, request: LayerRequest) -> LayerSlice:
-        self.asked.append(f"{request.kind} {request.layout} tp{request.tp} b{request.batch}")
-        return FakeSlice(self.asked, self._device, self._is_warm)
-
-
 BLOCKS = 40
 QUIET = (1, 1980.0, 3201.0, 500.0, 60.0, "", 1, 0)
 
