@@ -3,6 +3,7 @@
 Only names that a version exports are counted: one that is absent is not zero.
 """
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -24,17 +25,21 @@ _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^}]*\})?\s+(\S+)(?:\s+\S+
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """Values by metric, added up over labels; lines that are no sample are left out."""
+    """Values by metric, added up over labels; lines that are no sample, and values that are not finite, are
+    left out: they count nothing.
+    """
     found: dict[str, float] = {}
     for line in text.splitlines():
         match = _SAMPLE.fullmatch(line.strip())
         if match is None or line.startswith("#"):
             continue
         try:
-            found[match[1]] = found.get(match[1], 0.0) + float(match[2])
+            value = float(match[2])
         except ValueError:
             continue
-    return found
+        if math.isfinite(value):
+            found[match[1]] = found.get(match[1], 0.0) + value
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def counted(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, int]:

@@ -9,6 +9,7 @@ import http.client
 import json
 import math
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,9 +18,12 @@ from urllib.parse import urlsplit
 from harness.domain.errors import ServiceError
 from harness.engines.serving import Ask, Finish, Reply
 
-__all__ = ["Answer", "Client", "HttpError"]
+__all__ = ["MALFORMED", "Answer", "Client", "HttpError"]
 
 TOKEN_PREFIX = "token_id:"
+CHUNK_BYTES, MOST_BYTES = 1 << 16, 64 << 20
+MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
+"""What reading an answer raises that has not the form of one."""
 SAID = 300
 """Characters of a server's words that are quoted."""
 SAMPLING: Mapping[str, Any] = {
@@ -65,7 +69,7 @@ class Client:
         text = self._request("POST", path, json.dumps(body), limit_s or self.limit_s)
         try:
             return json.loads(text) if text else {}
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ServiceError(f"{self.url}{path} answered with no JSON: {text[:SAID]!r}") from error
 
     def answer(self, ask: Ask) -> "Answer":
@@ -80,13 +84,16 @@ class Client:
             return _failed(ask, "transport", str(error))
         try:
             return self._reply(ask, said, is_chat)
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+        except MALFORMED as error:
             return _failed(ask, "transport", f"the answer has not the form of an answer: {error!r}")
 
     def tokens_of(self, text: str) -> tuple[int, ...]:
         """A text in the server's tokens; raises `ServiceError`."""
         said = self.post("/tokenize", {"model": self.model, "prompt": text, "add_special_tokens": False})
-        return tuple(int(token) for token in said["tokens"])
+        try:
+            return tuple(int(token) for token in said["tokens"])
+        except MALFORMED as error:
+            raise ServiceError(f"{self.url}/tokenize answers without tokens: {str(said)[:SAID]}") from error
 
     def stated(self, prompt: Sequence[int], answer: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:
         """For each token of an answer that some server gave: the likeliest tokens there by this one, and
@@ -96,8 +103,19 @@ class Client:
             "model": self.model, "prompt": [*prompt, *answer], "max_tokens": 1, "temperature": 0,
             "prompt_logprobs": self.top_logprobs,
         }  # fmt: skip
-        rows = self.post("/v1/completions", body)["choices"][0]["prompt_logprobs"][len(prompt) :]
-        told = ({int(token): float(fields["logprob"]) for token, fields in row.items()} for row in rows)
+        said = self.post("/v1/completions", body)
+        try:
+            rows = said["choices"][0]["prompt_logprobs"][len(prompt) :]
+            told = [{int(token): float(fields["logprob"]) for token, fields in row.items()} for row in rows]
+        except MALFORMED as error:
+            raise ServiceError(
+                f"{self.url} states no log-probabilities of a prompt: {str(said)[:SAID]}"
+            ) from error
+        if len(told) != len(answer) or not all(math.isfinite(v) for row in told for v in row.values()):
+            raise ServiceError(
+                f"{self.url} states log-probabilities of {len(told)} of {len(answer)} tokens, or some that "
+                "are not finite"
+            )
         return [tuple(sorted(row.items(), key=lambda pair: (-pair[1], pair[0]))) for row in told]
 
     def _body(self, ask: Ask, is_chat: bool) -> dict[str, Any]:
@@ -148,10 +166,11 @@ class Client:
         headers = {"Content-Type": "application/json"} if body is not None else {}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
+        deadline = time.monotonic() + limit_s
         try:
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
-            text = answer.read().decode("utf-8", "replace")
+            text = _body_of(answer, connection, deadline).decode("utf-8", "replace")
         except socket.timeout as error:  # noqa: UP041  (the name that http.client documents)
             raise ServiceError(f"{self.url}{path} did not answer within {limit_s:.0f} s") from error
         except (OSError, http.client.HTTPException) as error:
@@ -163,6 +182,26 @@ class Client:
         if answer.status != http.client.OK:
             raise HttpError(answer.status, f"{self.url}{path} answered {answer.status}: {text[:SAID]}")
         return text
+
+
+def _body_of(
+    answer: http.client.HTTPResponse, connection: http.client.HTTPConnection, deadline: float
+) -> bytes:
+    """The whole body by the deadline: a socket's own limit starts anew with every byte that drips in."""
+    parts, size = list[bytes](), 0
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        if connection.sock is not None:
+            connection.sock.settimeout(left)
+        part = answer.read1(CHUNK_BYTES)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+        size += len(part)
+        if size > MOST_BYTES:
+            raise http.client.HTTPException(f"more than {MOST_BYTES >> 20} MiB")
 
 
 Place = tuple[int, tuple[tuple[int, float], ...]]

@@ -2,7 +2,8 @@
 
 A server that does not come up is told in words: what it printed last, and what that mostly means (memory, a
 port, a model, an option that it refuses). It runs in a process group of its own, which is ended as a whole,
-and dies with us.
+and dies with us. Whatever it started that left the group is found by a variable that all of them inherit, and
+ended too.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -26,6 +28,8 @@ POLL_S = 0.25
 END_S = 15.0
 """For an orderly end; then the group is killed."""
 LAST_LINES = 12
+MARK = "FASTTRACK_SERVER_RUN"
+"""Variable by which a server's processes are told from others."""
 _CAUSES: tuple[tuple[str, str], ...] = (
     (
         r"out of memory|OutOfMemory|Cannot allocate memory|bad_alloc|No available memory for the cache|"
@@ -72,12 +76,13 @@ class ServerProcess:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, port: int) -> None:
         require_free(port)
         self.port, self.log, self._command = port, log, tuple(command)
+        self._mark = uuid.uuid4().hex
         log.parent.mkdir(parents=True, exist_ok=True)
         self._file = log.open("wb")
         try:
             self._process = subprocess.Popen(
                 self._command,
-                env={**os.environ, **environment},
+                env={**os.environ, **environment, MARK: self._mark},
                 stdin=subprocess.DEVNULL,
                 stdout=self._file,
                 stderr=subprocess.STDOUT,
@@ -141,6 +146,9 @@ class ServerProcess:
                 continue
             break
         self._process.wait(timeout=END_S)
+        for process in _marked(self._mark):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
         self._file.close()
 
     def __enter__(self) -> "ServerProcess":
@@ -159,6 +167,19 @@ def why_it_ended(code: int, log: str) -> str:
     lines = [line for line in log.splitlines() if line.strip()][-LAST_LINES:]
     cause = f"; {causes[0]}" if causes else ""
     return f"{ended}{cause}. Its last words:\n" + ("\n".join(lines) or "none")
+
+
+def _marked(mark: str) -> tuple[int, ...]:
+    """Processes of a run that left its group; none where the system does not tell."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for place in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if wanted in place.read_bytes().split(b"\0"):
+                found.append(int(place.parent.name))
+        except OSError:  # it has gone, or is somebody else's
+            continue
+    return tuple(found)
 
 
 def _is_alive(group: int) -> bool:

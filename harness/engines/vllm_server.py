@@ -24,7 +24,7 @@ from harness.engines.observed import StepBook
 from harness.engines.observer_home import observer_environment
 from harness.engines.profiled import profile_arguments, profile_facts
 from harness.engines.served import ServerSettings
-from harness.engines.server_client import Client, HttpError
+from harness.engines.server_client import MALFORMED, Client, HttpError
 from harness.engines.server_process import HOST, ServerProcess, free_port
 from harness.engines.serving import Ask, Reply, StepTotal
 from harness.measure.goodness import Draw
@@ -246,8 +246,11 @@ class ServerArm:
 
     def max_context(self) -> int:
         """Most tokens of a request; raises `ServiceError`."""
-        models = json.loads(self._living().get("/v1/models"))["data"]
-        return min(int(model["max_model_len"]) for model in models)
+        client = self._living()
+        try:
+            return min(int(m["max_model_len"]) for m in json.loads(client.get("/v1/models"))["data"])
+        except MALFORMED as error:
+            raise ServiceError(f"{client.url}/v1/models does not tell how long a request may be") from error
 
     def stated(self, asks: Sequence[Ask], replies: Sequence[Reply]) -> list[list[Draw | None]]:
         """Where tokens that some arm drew at temperature 1 lie among this one's likeliest; all others are
@@ -304,7 +307,7 @@ def draw_among(token: int, told: Sequence[tuple[int, float]]) -> Draw:
 def identity(client: Client, settings: ServerSettings) -> list[Fact]:
     """What a server says of itself; raises `ServiceError` where that is not what the settings say."""
     try:
-        models = json.loads(client.get("/v1/models"))["data"]
+        named = {str(m["id"]): dict(m) for m in json.loads(client.get("/v1/models"))["data"]}
     except HttpError as error:
         if error.status in (401, 403):
             raise ServiceError(
@@ -312,13 +315,13 @@ def identity(client: Client, settings: ServerSettings) -> list[Fact]:
                 "under `key_file` in the server settings"
             ) from error
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except MALFORMED as error:
         raise ServiceError(
             f"{client.url}/v1/models lists no models, so this is no OpenAI-like server"
         ) from error
-    found = next((m for m in models if m.get("id") == settings.served_name), None)
+    found = named.get(settings.served_name)
     if found is None:
-        names = ", ".join(str(m.get("id")) for m in models) or "none"
+        names = ", ".join(named) or "none"
         raise ServiceError(
             f"{client.url} serves {names}, and not {settings.served_name}; name what it serves under "
             "`served_name`, or start another server"
@@ -333,7 +336,7 @@ def identity(client: Client, settings: ServerSettings) -> list[Fact]:
     for name, path in (("version", "/version"),):
         try:
             facts.append((name, str(json.loads(client.get(path))["version"])))
-        except (ServiceError, KeyError, TypeError, ValueError):
+        except (ServiceError, *MALFORMED):
             facts.append((name, "not told"))
     return [*facts, ("tokenizer", _tokenizer_fact(client, settings))]
 
@@ -352,7 +355,7 @@ def _tokenizer_fact(client: Client, settings: ServerSettings) -> str:
     try:
         asked = {"model": settings.served_name, "prompt": PROBE, "add_special_tokens": False}
         told = [int(token) for token in client.post("/tokenize", asked, 30.0)["tokens"]]
-    except (ServiceError, KeyError, TypeError, ValueError):
+    except (ServiceError, *MALFORMED):
         return "not told"
     own = _own_tokens(Path(settings.model) / "tokenizer.json")
     if own is not None and own != told:

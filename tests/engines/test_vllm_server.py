@@ -172,6 +172,7 @@ def test_a_server_with_another_tokenizer_than_the_models_serves_another_model(tm
         ("refuse", "refusal", "answered 400: This model's maximum context"),
         ("garbage", "transport", "answered with no JSON"),
         ("nan", "error", "a log-probability was not finite"),
+        ("deep", "transport", "answered with no JSON"),
     ],
 )
 def test_an_answer_that_is_none_says_what_it_is(tmp_path: Path, way: str, finish: str, words: str) -> None:
@@ -193,6 +194,49 @@ def test_the_server_and_its_children_are_gone_when_the_arm_closes(tmp_path: Path
     assert server.exit_code() is not None
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
+
+
+def test_an_answer_that_drips_ends_at_its_limit(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    reply = lost(tmp_path, "drip", answer_limit_s=1)
+    assert "did not answer within 1 s" in reply.detail
+    assert time.monotonic() - begun < 10
+
+
+def test_counters_that_are_not_finite_count_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path, "infinite") as server:
+        (reply,) = server.answer(questions(1))
+        assert (reply.finish, server.counters()) == ("stop", {})
+
+
+def test_a_server_that_lists_no_models_does_not_come_up(tmp_path: Path) -> None:
+    assert "lists no models, so this is no OpenAI-like server" in lost(tmp_path, "no_models").detail
+
+
+def test_a_server_that_gives_no_tokens_is_told_in_words(tmp_path: Path) -> None:
+    with opened(tmp_path, "no_tokens") as server:
+        with pytest.raises(ServiceError, match="/tokenize answers without tokens"):
+            server.tokens_of("a b")
+        with pytest.raises(ServiceError, match="states no log-probabilities of a prompt"):
+            server.stated([Ask(item="a", tokens=(1, 2), max_tokens=2)], server.answer(questions(1)))
+
+
+def test_what_a_server_started_in_a_session_of_its_own_is_gone_too(tmp_path: Path) -> None:
+    with opened(tmp_path, "strayed"):
+        (log,) = tmp_path.glob("server-*-optimised.log")
+        stray = int(log.read_text().partition("strayed ")[2].split()[0])
+        assert Path(f"/proc/{stray}").exists()
+    limit = time.monotonic() + 5
+    while _is_running(stray) and time.monotonic() < limit:
+        time.sleep(0.02)
+    assert not _is_running(stray)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        return "(sleep) Z" not in Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
 
 
 def test_two_urls_are_asked_side_by_side_and_a_warm_cache_shows_in_the_counters(tmp_path: Path) -> None:

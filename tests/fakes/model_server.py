@@ -6,6 +6,7 @@ It answers with the words of the prompt in turn, one token a word. Ways to misbe
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ WAYS = (
     "late", "never", "out_of_memory", "killed", "port_taken", "no_model", "bad_argument", "crash",
     "other_model", "other_root", "answers_as_other", "other_tokens", "key", "warm", "garbage", "refuse",
     "nan", "slow", "bad_trace", "cpu_only",
+    "drip", "no_tokens", "deep", "no_models", "infinite", "strayed",
 )  # fmt: skip
 LAST_WORDS = {
     "out_of_memory": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
@@ -25,6 +27,7 @@ LAST_WORDS = {
     "bad_argument": "vllm serve: error: unrecognized arguments: --bogus",
 }
 KEY = "open sesame"
+RUNNING = "vllm:num_requests_running"
 
 
 def option(name: str, default: str) -> str:
@@ -72,7 +75,8 @@ class Fake(BaseHTTPRequestHandler):
         elif self.path == "/v1/models":
             name = "someone-else" if "other_model" in self.ways else self.model
             root = "/another/folder" if "other_root" in self.ways else self.folder
-            self._say(200, json.dumps({"data": [{"id": name, "root": root, "max_model_len": 128}]}))
+            listed: list[object] = [{"id": name, "root": root, "max_model_len": 128}]
+            self._say(200, json.dumps({"data": [["m"]] if "no_models" in self.ways else listed}))
         elif self.path == "/version":
             self._say(200, json.dumps({"version": "0.32.0"}))
         elif self.path == "/metrics":
@@ -86,7 +90,8 @@ class Fake(BaseHTTPRequestHandler):
             return
         if self.path == "/tokenize":
             shift = 1 if "other_tokens" in self.ways else 0
-            self._say(200, json.dumps({"tokens": [ord(c) + shift for c in body["prompt"]]}))
+            tokens = {"tokens": [ord(c) + shift for c in body["prompt"]]}
+            self._say(200, json.dumps({} if "no_tokens" in self.ways else tokens))
         elif self.path in ("/v1/completions", "/v1/chat/completions"):
             self._complete(body, is_chat="chat" in self.path)
         elif self.path in ("/start_profile", "/stop_profile") and self.traces:
@@ -114,10 +119,23 @@ class Fake(BaseHTTPRequestHandler):
             self._say(400, "This model's maximum context length is 128 tokens")
         elif "garbage" in self.ways:
             self._say(200, "<html>")
+        elif "deep" in self.ways:
+            self._say(200, '{"model": ' + "[" * 200_000)
+        elif "drip" in self.ways:
+            self._drip()
         else:
             self._answer(body, is_chat)
         with self.lock:
             self.counts["running"] -= 1
+
+    def _drip(self) -> None:
+        """A byte now and then, for ever."""
+        self.send_response(200)
+        self.send_header("Content-Length", "100000")
+        self.end_headers()
+        while True:
+            time.sleep(0.1)
+            self.wfile.write(b" ")
 
     def _answer(self, body: dict[str, Any], is_chat: bool) -> None:
         text = body["messages"][-1]["content"] if is_chat else body["prompt"]
@@ -156,6 +174,8 @@ class Fake(BaseHTTPRequestHandler):
     def _metrics(self) -> str:
         warm = 100 if "warm" in self.ways else 0
         counts = self.counts
+        if "infinite" in self.ways:
+            return f"{RUNNING} inf\nvllm:prompt_tokens_total nan\nvllm:generation_tokens_total +Inf\n"
         return (
             f'vllm:num_requests_running{{engine="0"}} {counts["running"]}.0\n'
             f'vllm:prompt_tokens_total{{engine="0"}} {counts["prompt"]}.0\n'
@@ -192,6 +212,9 @@ def main() -> None:
         if way == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
     Fake.ways, Fake.begun = ways, time.monotonic()
+    if "strayed" in ways:
+        stray = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        print(f"strayed {stray.pid}", flush=True)
     Fake.traces = json.loads(option("profiler-config", "{}")).get("torch_profiler_dir", "")
     Fake.folder, Fake.model = sys.argv[2], option("served-model-name", "m")
     ThreadingHTTPServer((option("host", "127.0.0.1"), int(option("port", "0"))), Fake).serve_forever()
