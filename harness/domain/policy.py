@@ -125,6 +125,8 @@ class CellDemand(Record):
     """Features that must be at work in the cell; empty: none."""
     min_tokens: Whole = Field(default=1, ge=1)
     """What the optimised path must generate for such a cell not to be empty."""
+    evals: tuple[str, ...] = ()
+    """Where evals are what must hold it: their subjects; empty: each eval that is asked."""
 
     @model_validator(mode="after")
     def _features_decode(self) -> Self:
@@ -145,12 +147,23 @@ class Proof(Record):
     thresholds: tuple[tuple[str, Setting], ...] = ()
     """Overrides of the stage's thresholds by name."""
     cells: tuple[CellDemand, ...] = ()
-    """Of coverage: cells that must not be empty, beside those that follow from the claim."""
+    """Cells that must not be empty. Of coverage: each is shown by a check of its own, beside those that
+    follow from the claim. Of evals: each eval must have generated that much of its own tokens there.
+    """
 
     @model_validator(mode="after")
-    def _only_coverage_has_cells(self) -> Self:
-        if self.cells and self.stage is not StageName.COVERAGE:
-            raise ValueError(f"cells are demanded of coverage, not of {self.stage}")
+    def _cells_are_of_stages_that_generate(self) -> Self:
+        if self.cells and self.stage not in (StageName.COVERAGE, StageName.EVALS):
+            raise ValueError(f"cells are demanded of coverage and of evals, not of {self.stage}")
+        if self.stage is StageName.COVERAGE and any(cell.evals for cell in self.cells):
+            raise ValueError("evals are named where cells are demanded of evals, not of coverage")
+        if self.stage is StageName.EVALS and any(
+            (c.tp, c.dcp, c.kv_dtype, c.feature) != ((1,), (1,), ("bf16",), ()) for c in self.cells
+        ):
+            raise ValueError(
+                "an eval's ranks, cache dtype and features are its own; a demand of evals lists batch, "
+                "context and drafts"
+            )
         return self
 
 

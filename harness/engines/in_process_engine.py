@@ -77,7 +77,7 @@ class OpenArm:
     def ledger(self) -> dict[StepTotal, int]:
         """What the dispatcher decided, summed up."""
         for d in self._decisions:
-            self._totals[StepTotal(d.phase, d.path, d.reason, d.requests)] += d.tokens
+            self._totals[StepTotal.of(d)] += d.tokens
         self._decisions.clear()
         return dict(self._totals)
 

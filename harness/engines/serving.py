@@ -9,10 +9,12 @@ step produced each token. A request that failed is a reply that says so, never a
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, Self
 
 from pydantic import Field
 
+from harness.domain.cell_tokens import context_power
+from harness.domain.pack import Decision
 from harness.domain.record import Number, Positive, Record, Whole, canonical_bytes, sha256_hex
 
 __all__ = ["FAILED", "ArmServer", "Ask", "Engine", "Finish", "Message", "Reply", "StepTotal"]
@@ -86,6 +88,22 @@ class StepTotal(NamedTuple):
     reason: str
     requests: int
     """In the step: the batch that was really reached."""
+    context: int = 0
+    """Power of two at or below the step's shortest context; 0 where nobody told."""
+    drafts: int = 0
+
+    @classmethod
+    def of(cls, decision: Decision) -> Self:
+        """The kind of a dispatcher's decision."""
+        is_verify = decision.phase == "verify"
+        return cls(
+            decision.phase,
+            decision.path,
+            decision.reason,
+            decision.requests,
+            context_power(decision.context_min),
+            decision.rows - 1 if is_verify else 0,
+        )
 
 
 class ArmServer(Protocol):

@@ -33,8 +33,8 @@ class Answered(Record):
     replies: tuple[Reply, ...]
     prompts: tuple[str, ...]
     """Digest of each prompt, in the order of the replies."""
-    steps: tuple[tuple[str, str, str, Whole, Whole], ...]
-    """(phase, path, reason, requests in the step, tokens) of this batch alone."""
+    steps: tuple[tuple[str, str, str, Whole, Whole, Whole, Whole], ...]
+    """(the fields of `StepTotal`, tokens) of this batch alone."""
     counters: tuple[tuple[str, Whole], ...]
     """What the batch added to the engine's counters."""
 
@@ -70,8 +70,9 @@ class Transcript(NamedTuple):
         """Tokens by arm and kind of step."""
         total: Counter[tuple[str, StepTotal]] = Counter()
         for batch in self.batches:
-            for phase, path, reason, requests, tokens in batch.steps:
-                total[batch.arm, StepTotal(phase, path, reason, requests)] += tokens
+            for phase, path, reason, requests, context, drafts, tokens in batch.steps:
+                kind = StepTotal(phase, path, reason, requests, context, drafts)
+                total[batch.arm, kind] += tokens
         return total
 
     def counters(self) -> Counter[tuple[str, str]]:

@@ -9,6 +9,7 @@ from statistics import fmean
 
 from harness.domain.check import Check, Control, Figure, Outcome, Samples, Status, judged
 from harness.domain.table_shape import unusable
+from harness.stages.evals.ledger_tables import lacking_cells, steps_to_fill
 from harness.stages.evals.shares import NEXT_STEPS, Rows, figure_of, low_share, path_share, rows_of
 from harness.stages.evals.tables import drift_faults
 
@@ -46,6 +47,9 @@ def judge_drift(check: Check, samples: Samples) -> Outcome:
         )
     if (low := low_share(check, share)) is not None:
         return judged(check, samples, Status.NO_EVIDENCE, low, NEXT_STEPS, control, figures)
+    if (lacking := lacking_cells(check, samples)) is not None:
+        steps = steps_to_fill(check)
+        return judged(check, samples, Status.NO_EVIDENCE, lacking, steps, control, figures)
     status = Status.FAIL if is_bad else Status.PASS
     return judged(check, samples, status, words, NEXT_STEPS, control, figures)
 

@@ -9,6 +9,7 @@ from harness.domain.record import Scalar
 from harness.domain.table_shape import unusable
 from harness.measure.goodness import Draw, stated_p
 from harness.stages.evals.features import StructuredAnswer
+from harness.stages.evals.ledger_tables import lacking_cells, steps_to_fill
 from harness.stages.evals.shares import (
     NEXT_STEPS,
     figure_of,
@@ -50,6 +51,9 @@ def judge_feature(check: Check, samples: Samples) -> Outcome:
     figures = (*figures, figure_of("path_share", share, "no token was decoded"))
     if status is Status.PASS and (low := low_share(check, share)) is not None:
         status, words = Status.NO_EVIDENCE, low
+    next_steps: Mapping[Status, str] = NEXT_STEPS
+    if status is Status.PASS and (lacking := lacking_cells(check, samples)) is not None:
+        status, words, next_steps = Status.NO_EVIDENCE, lacking, steps_to_fill(check)
     own = own_kernels(samples)
     if own is not None:
         figures = (
@@ -67,7 +71,7 @@ def judge_feature(check: Check, samples: Samples) -> Outcome:
     control = Control.model_validate(
         {"kind": kind, "description": description, "failed": failed, "observed": seen}
     )
-    return judged(check, samples, status, words, NEXT_STEPS, control, figures)
+    return judged(check, samples, status, words, next_steps, control, figures)
 
 
 _Judged = tuple[Status, str, str, bool, tuple[Figure, ...]]

@@ -24,6 +24,7 @@ from harness.engines.serving import Ask, Engine, Reply, StepTotal
 from harness.engines.text_codec import TextCodec, WordCodec
 from harness.engines.vllm_server import draw_among
 from harness.measure.goodness import Draw
+from harness.stages.evals.ledger_tables import ledger_tables
 from harness.stages.evals.opening import closing_engine, codec_of, open_engine, open_server
 from harness.stages.evals.served_asks import Needle, needle_asks, served_asks
 
@@ -81,15 +82,6 @@ class _Run(NamedTuple):
                 self.counters[arm, name] = self.counters.get((arm, name), 0) + value
         return replies
 
-    def steps_table(self) -> SampleTable:
-        """Tokens by arm, phase, path and reason."""
-        total: dict[tuple[str, str, str, str], int] = {}
-        for (arm, kind), tokens in self.steps.items():
-            key = (arm, kind.phase, kind.path, kind.reason)
-            total[key] = total.get(key, 0) + tokens
-        rows = tuple((*key, tokens) for key, tokens in sorted(total.items()))
-        return SampleTable(name="steps", columns=("arm", "phase", "path", "reason", "tokens"), rows=rows)
-
     def counters_table(self) -> SampleTable:
         """What the engine counted."""
         rows = tuple((*key, value) for key, value in sorted(self.counters.items()))
@@ -143,7 +135,7 @@ def _sample_served(check: Check, context: StageContext, sampler: Sampler) -> tup
 
 def _tables(run: "_Run", tables: tuple[SampleTable, ...]) -> tuple[SampleTable, ...]:
     driver = SampleTable(name="driver", columns=("driver",), rows=(("direct",),))
-    return (*tables, run.steps_table(), run.counters_table(), driver)
+    return (*tables, *ledger_tables(run.steps), run.counters_table(), driver)
 
 
 def _asks(check: Check, context: StageContext, codec: TextCodec) -> list[Ask]:

@@ -20,6 +20,7 @@ from harness.stages.evals.aime import lm_eval_score, mark
 from harness.stages.evals.conduct import FAILED_CONDUCT, Conduct, Trouble, conduct_of, troubles
 from harness.stages.evals.drift import judge_drift
 from harness.stages.evals.feature_judging import judge_feature
+from harness.stages.evals.ledger_tables import lacking_cells, steps_to_fill
 from harness.stages.evals.scorers import SCORER_IDS, mrcr, score_tokens
 from harness.stages.evals.shares import NEXT_STEPS, figure_of, limit, low_share, path_share, rows_of
 from harness.stages.evals.tables import answer_faults, task_faults
@@ -83,6 +84,9 @@ def _judge_answers(check: Check, samples: Samples) -> Outcome:
     found = _compare(check, stock, optimised)
     share = path_share(samples)
     status, words = _verdict(check, samples, stock, optimised, found.verdict, share)
+    next_steps: Mapping[Status, str] = NEXT_STEPS
+    if status is Status.PASS and (lacking := lacking_cells(check, samples)) is not None:
+        status, words, next_steps = Status.NO_EVIDENCE, lacking, steps_to_fill(check)
     if words == "":
         words = (
             f"{_mean(optimised):.3f} against stock's {_mean(stock):.3f} on {len(stock)} answers; difference "
@@ -94,7 +98,7 @@ def _judge_answers(check: Check, samples: Samples) -> Outcome:
         else _planted_control(check, stock, optimised)
     )
     figures = (*_figures(check, arms, found, share), *_acceptance_figures(samples))
-    return judged(check, samples, status, words, NEXT_STEPS, control, figures, _flipped(check, samples, arms))
+    return judged(check, samples, status, words, next_steps, control, figures, _flipped(check, samples, arms))
 
 
 def _verdict(

@@ -22,6 +22,7 @@ from harness.engines.text_codec import load_words
 from harness.stages.evals.conduct import CONDUCT_SHARE, SOFT_CONDUCT
 from harness.stages.evals.data import sources
 from harness.stages.evals.features import FEATURES
+from harness.stages.evals.needs import with_needs
 from harness.stages.evals.opening import words_file
 from harness.stages.evals.questions import BANDS
 
@@ -96,7 +97,8 @@ def plan(request: PlanRequest) -> tuple[Check, ...]:
     checks = list(_all_checks(request, wanted))
     weights = {check.id: _weight(check) for check in checks}
     share = request.policy.statistics.family_false_alarm / (sum(weights.values()) or 1.0)
-    return tuple(_with_alarm(c, share, weights[c.id]) if weights[c.id] else c for c in checks)
+    checks = [_with_alarm(c, share, weights[c.id]) if weights[c.id] else c for c in checks]
+    return tuple(with_needs(request, check) for check in checks)
 
 
 def drift_tokens(is_full: bool) -> int:

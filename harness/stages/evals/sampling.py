@@ -3,8 +3,8 @@ needs.
 
 Where lm-eval is installed its evaluator drives the tasks; a bare worker asks the same prompts directly.
 Tables: `drift` (KL by arm and position), `items` (answers in tokens) or `answers` (in text) by arm and
-item, `flips` (where answers part), `steps`, `loads` and `counters` (what the engine did), `settings`,
-`data`, `driver`.
+item, `flips` (where answers part), `steps`, `cells`, `loads` and `counters` (what the engine did),
+`settings`, `data`, `driver`.
 """
 
 from collections import Counter
@@ -16,9 +16,11 @@ from harness.domain.check import Check, Outcome, Samples, SampleTable
 from harness.domain.pack import SessionRequest
 from harness.domain.record import Scalar, sha256_hex
 from harness.domain.stage import StageContext
+from harness.engines.serving import StepTotal
 from harness.stages.evals.data import load_text
 from harness.stages.evals.features import sample_feature
 from harness.stages.evals.judging import judge
+from harness.stages.evals.ledger_tables import ledger_tables
 from harness.stages.evals.opening import arm_request
 from harness.stages.evals.tasks import sample_embedded, sample_official
 
@@ -51,7 +53,7 @@ class _Recorder:
 
     def __init__(self, check: Check, context: StageContext) -> None:
         self.check, self.context = check, context
-        self._steps: Counter[tuple[str, str, str, str]] = Counter()
+        self.steps: Counter[tuple[str, StepTotal]] = Counter()
 
     def number(self, name: str) -> int:
         """An integer parameter of the check."""
@@ -73,15 +75,10 @@ class _Recorder:
         from harness.engines.in_process import open_session
 
         def observe(d: Any) -> None:
-            self._steps[(arm, d.phase, d.path, d.reason)] += d.tokens
+            self.steps[arm, StepTotal.of(d)] += d.tokens
 
         observer = None if arm == "oracle" else observe
         return open_session(self.context.pack, self.request(arm, max_requests, max_context), observer)
-
-    def steps_table(self) -> SampleTable:
-        """Tokens by arm, phase, path and reason."""
-        rows = tuple((*key, count) for key, count in sorted(self._steps.items()))
-        return SampleTable(name="steps", columns=("arm", "phase", "path", "reason", "tokens"), rows=rows)
 
 
 def _sample_drift(recorder: _Recorder) -> tuple[SampleTable, ...]:
@@ -114,7 +111,7 @@ def _sample_drift(recorder: _Recorder) -> tuple[SampleTable, ...]:
         SampleTable(name="pair", columns=("request", "position", "kl", "is_top1_equal"), rows=tuple(pair)),
         SampleTable(name="text", columns=("kind", "digest"), rows=((kind, sha256_hex(text)),)),
         SampleTable(name="driver", columns=("driver",), rows=((driver,),)),
-        recorder.steps_table(),
+        *ledger_tables(recorder.steps),
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from harness.domain.cell_tokens import CELL_SHAPE
 from harness.domain.check import Check, Samples
 from harness.domain.record import Scalar
 from harness.domain.table_shape import (
@@ -16,6 +17,7 @@ from harness.domain.table_shape import (
     misshapen,
     optional,
 )
+from harness.stages.evals.ledger_tables import cell_faults
 
 __all__ = [
     "ANSWER_SHAPES", "DRIFT_SHAPES", "FEATURE_SHAPES", "TASK_SHAPES", "answer_faults", "drift_faults",
@@ -37,6 +39,7 @@ _COMMON: Mapping[str, TableShape] = {
         },
         key=("arm", "phase", "path", "reason"),
     ),
+    "cells": CELL_SHAPE,
 }
 _ASKED: Mapping[str, TableShape] = {
     "flips": TableShape(
@@ -160,12 +163,12 @@ FEATURE_SHAPES: Mapping[str, TableShape] = {
 
 def drift_faults(samples: Samples) -> tuple[str, ...]:
     """What keeps a drift eval from being judged."""
-    return misshapen(samples, DRIFT_SHAPES) or tuple(_uneven_positions(samples))
+    return misshapen(samples, DRIFT_SHAPES) or (*_uneven_positions(samples), *cell_faults(samples))
 
 
 def task_faults(check: Check, samples: Samples) -> tuple[str, ...]:
     """What keeps an eval with items from being judged."""
-    return misshapen(samples, TASK_SHAPES) or tuple(_uneven_items(check, samples))
+    return misshapen(samples, TASK_SHAPES) or (*_uneven_items(check, samples), *cell_faults(samples))
 
 
 def _uneven_positions(samples: Samples) -> Iterator[str]:
@@ -186,16 +189,16 @@ def _uneven_positions(samples: Samples) -> Iterator[str]:
 
 def answer_faults(check: Check, samples: Samples) -> tuple[str, ...]:
     """What keeps an eval over texts from being judged."""
-    return misshapen(samples, ANSWER_SHAPES) or tuple(
-        _uneven(
-            check, samples, "answers", ("item", "repeat"), ("context", "target", "prefix", "prompt", "batch")
-        )
+    asked = ("context", "target", "prefix", "prompt", "batch")
+    return misshapen(samples, ANSWER_SHAPES) or (
+        *_uneven(check, samples, "answers", ("item", "repeat"), asked),
+        *cell_faults(samples),
     )
 
 
 def feature_faults(samples: Samples) -> tuple[str, ...]:
     """What keeps a check of a feature from being judged."""
-    return misshapen(samples, FEATURE_SHAPES)
+    return misshapen(samples, FEATURE_SHAPES) or cell_faults(samples)
 
 
 def _uneven_items(check: Check, samples: Samples) -> Iterator[str]:

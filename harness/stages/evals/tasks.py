@@ -5,6 +5,7 @@ poisoned arm. Where lm-eval is installed it gives the prompts and its own scores
 asked directly.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -18,11 +19,12 @@ from harness.domain.pack import EvalItem
 from harness.domain.record import Scalar
 from harness.domain.resources import data_folder
 from harness.domain.stage import StageContext
-from harness.engines.serving import Ask, Engine, Reply
+from harness.engines.serving import Ask, Engine, Reply, StepTotal
 from harness.engines.text_codec import TextCodec, TokenCodec, WordCodec
 from harness.stages.evals.asking import Transcript, ask_arms, batches
 from harness.stages.evals.data import Rows, load_rows, o200k_counter, sources, write_rows
 from harness.stages.evals.fixtures import aime_rows, mrcr_rows
+from harness.stages.evals.ledger_tables import ledger_tables
 from harness.stages.evals.opening import closing_engine, codec_of, journal_of, open_engine
 from harness.stages.evals.questions import Question, pick_by_band, read_aime, read_mrcr
 
@@ -114,22 +116,16 @@ def sample_official(check: Check, context: StageContext) -> tuple[SampleTable, .
 def asked_tables(engine: Engine, main: Transcript, poison: Transcript | None) -> tuple[SampleTable, ...]:
     """What the engine did, and where the arms' answers part."""
     transcripts = [main, *([poison] if poison is not None else [])]
-    steps: dict[Key4, int] = {}
-    loads: dict[tuple[str, str, int], int] = {}
+    steps: Counter[tuple[str, StepTotal]] = Counter()
     counters: dict[tuple[str, str], int] = {}
     for transcript in transcripts:
-        for (arm, kind), tokens in transcript.steps().items():
-            key = (arm, kind.phase, kind.path, kind.reason)
-            steps[key] = steps.get(key, 0) + tokens
-            load = (arm, kind.phase, kind.requests)
-            loads[load] = loads.get(load, 0) + tokens
+        steps.update(transcript.steps())
         for name, value in transcript.counters().items():
             counters[name] = counters.get(name, 0) + value
     arms = [arm for arm in engine.arms if arm != "poison" or poison is not None]
     settings = [(arm, name, value) for arm in arms for name, value in engine.description(arm)]
     return (
-        _table("steps", ("arm", "phase", "path", "reason", "tokens"), _sorted(steps)),
-        _table("loads", ("arm", "phase", "requests", "tokens"), _sorted(loads)),
+        *ledger_tables(steps, has_loads=True),
         _table("counters", ("arm", "name", "value"), _sorted(counters)),
         _table("settings", ("arm", "name", "value"), settings),
         _table(
@@ -138,9 +134,6 @@ def asked_tables(engine: Engine, main: Transcript, poison: Transcript | None) ->
             _flips(main),
         ),
     )
-
-
-Key4 = tuple[str, str, str, str]
 
 
 def _ask(
@@ -333,9 +326,7 @@ def _ids(tokens: Sequence[int]) -> str:
     return " ".join(map(str, tokens))
 
 
-def _sorted(
-    counts: dict[Key4, int] | dict[tuple[str, str, int], int] | dict[tuple[str, str], int],
-) -> list[Row]:
+def _sorted(counts: dict[tuple[str, str], int]) -> list[Row]:
     return [(*key, value) for key, value in sorted(counts.items())]
 
 
