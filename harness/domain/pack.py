@@ -363,9 +363,11 @@ class Pack(Protocol):
     def variants(self) -> tuple[KernelVariant, ...]:
         """Every compiled kernel. Reads descriptions only; compiles nothing."""
 
-    def compile_command(self, architecture: str, variants: Sequence[str], folder: Path) -> tuple[str, ...]:
-        """Command line of a child process that compiles variants and leaves
-        `<name>.{ptx,cubin,sass,json}` in folder.
+    def compile_command(
+        self, architectures: Sequence[str], variants: Sequence[str], folder: Path
+    ) -> tuple[str, ...]:
+        """Command line of a child process that compiles variants for each architecture and leaves
+        `<architecture>/<name>.{ptx,cubin,sass,json}` in folder.
         """
 
     def make_args(

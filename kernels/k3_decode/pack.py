@@ -83,11 +83,14 @@ class K3DecodePack:
         """Descriptions of every compiled kernel."""
         return _variants()
 
-    def compile_command(self, architecture: str, variants: Sequence[str], folder: Path) -> tuple[str, ...]:
-        """`python -m k3_decode.compile`, one process an architecture."""
+    def compile_command(
+        self, architectures: Sequence[str], variants: Sequence[str], folder: Path
+    ) -> tuple[str, ...]:
+        """`python -m k3_decode.compile`, one process for all architectures."""
         # -P: a folder of that name where the user stands is not this package
-        command = (sys.executable, "-P", "-m", "k3_decode.compile", "--arch", architecture)
-        return (*command, "--out", str(folder), *variants)
+        command = (sys.executable, "-P", "-m", "k3_decode.compile")
+        asked = (word for architecture in architectures for word in ("--arch", architecture))
+        return (*command, *asked, "--out", str(folder), *variants)
 
     def make_args(
         self, op: str, cell: Cell, regime: str, seed: int, device: str, model: str

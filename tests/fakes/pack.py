@@ -333,7 +333,9 @@ class FakePack:
     def variants(self) -> tuple[KernelVariant, ...]:
         return ()
 
-    def compile_command(self, architecture: str, variants: Sequence[str], folder: Path) -> tuple[str, ...]:
+    def compile_command(
+        self, architectures: Sequence[str], variants: Sequence[str], folder: Path
+    ) -> tuple[str, ...]:
         raise NotImplementedError
 
     def make_args(self, op: str, cell: Cell, regime: str, seed: int, device: str) -> dict[str, Any]:

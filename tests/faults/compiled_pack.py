@@ -72,9 +72,11 @@ class _CompiledPack:
             ),
         )  # fmt: skip
 
-    def compile_command(self, architecture: str, variants: Sequence[str], folder: Path) -> tuple[str, ...]:
+    def compile_command(
+        self, architectures: Sequence[str], variants: Sequence[str], folder: Path
+    ) -> tuple[str, ...]:
         """This module as a program."""
-        return (sys.executable, str(Path(__file__)), str(folder), *variants)
+        return (sys.executable, str(Path(__file__)), str(folder / architectures[0]), *variants)
 
 
 def _audit(bench: Bench, pack: Pack) -> Iterable[Sighting]:
@@ -92,6 +94,7 @@ def _audit(bench: Bench, pack: Pack) -> Iterable[Sighting]:
 
 
 def _main(folder: Path, names: list[str]) -> None:
+    folder.mkdir()
     for name in names:
         launch: dict[str, Any] = {"kernel": "planted", "is_dependent": True, "cluster": [1, 1, 1]}
         launch |= {"block": [128, 1, 1], "dynamic_shared_bytes": 0, "grid": GRIDS.get(name, ("1", "1", "1"))}

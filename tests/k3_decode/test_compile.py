@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 from k3_decode import compile as compiling
-from k3_decode.compile import Launch, compile_variants, main, parse_launches
+from k3_decode.compile import compile_variants, main
 from k3_decode.cute.variant import Variant
+from k3_decode.launches import Launch, parse_launches
 
 HOST_CODE = """
 func.func @launch(%arg0: !memref_gmem_bf16 loc("-":1:2), %arg8: i32 loc("-":1:3), %arg9: !cuda.stream) -> i32 {
@@ -47,10 +48,13 @@ def _variant(name: str) -> Variant:
 
 
 def test_a_variant_that_does_not_compile_leaves_its_error_and_no_half_written_record(tmp_path: Path) -> None:
-    errors = compile_variants([_variant("copy_1")], "sm_90a", tmp_path, tmp_path)
-    assert errors == {"copy_1": "ValueError: no such layout"}
-    assert [p.name for p in tmp_path.iterdir()] == ["copy_1.json"]
-    assert '"error": "ValueError: no such layout"' in (tmp_path / "copy_1.json").read_text()
+    folder, dump = tmp_path / "sm_90a", tmp_path / "dump"
+    folder.mkdir()
+    dump.mkdir()
+    errors = compile_variants([_variant("copy_1")], ("sm_90a",), tmp_path, dump)
+    assert errors == {("copy_1", "sm_90a"): "ValueError: no such layout"}
+    assert [p.name for p in folder.iterdir()] == ["copy_1.json"]
+    assert '"error": "ValueError: no such layout"' in (folder / "copy_1.json").read_text()
 
 
 def test_the_exit_code_is_1_when_one_variant_failed(
@@ -70,4 +74,4 @@ def test_an_unknown_variant_is_a_usage_error_that_names_the_known_ones(
     with pytest.raises(SystemExit) as ended:
         main(["--arch", "sm_90a", "--out", str(tmp_path), "copy_2"])
     assert ended.value.code == 2
-    assert "sm_90a has no variants copy_2; known: copy_1" in capsys.readouterr().err
+    assert "sm_90a: no variants copy_2; known: copy_1" in capsys.readouterr().err

@@ -41,7 +41,7 @@ DISTRIBUTIONS = (
 )
 SUFFIXES = (".ptx", ".cubin", ".sass", ".json")
 MAX_CHILDREN = 2
-SMALL_JOB, LARGE_JOB = 6, 64
+SMALL_JOB, LARGE_JOB = 6, 32
 """Variants a child compiles: importing the compiler takes about as long as compiling one."""
 JOB_TIMEOUT_S = 1800.0
 POLL_S = 0.2
@@ -73,9 +73,13 @@ class Compiled:
 
 
 class _Job(NamedTuple):
-    architecture: str
+    architectures: tuple[str, ...]
     names: tuple[str, ...]
     folder: Path
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """(name, architecture) of everything it compiles."""
+        return [(name, architecture) for architecture in self.architectures for name in self.names]
 
 
 def compiler_missing() -> str | None:
@@ -109,11 +113,11 @@ def compile_missing(
         by_name = {(v.name, a): v for v, a in missing}
         with tempfile.TemporaryDirectory(dir=context.cache / "audit", prefix="building-") as place:
             for job, end in _run(context, _jobs(missing, Path(place))):
-                for name in job.names:
-                    entry = _entry(context, by_name[name, job.architecture], job.architecture)
-                    error = _collect(job, name, entry, end)
+                for name, architecture in job.pairs():
+                    entry = _entry(context, by_name[name, architecture], architecture)
+                    error = _collect(job.folder / architecture, name, entry, end)
                     if error is not None:
-                        errors[name, job.architecture] = error
+                        errors[name, architecture] = error
         return errors
 
 
@@ -178,13 +182,16 @@ def _imports(content: bytes) -> Iterator[str]:
 
 
 def _jobs(missing: Sequence[tuple[KernelVariant, str]], place: Path) -> list[_Job]:
-    size = LARGE_JOB if len(missing) > 4 * LARGE_JOB else SMALL_JOB
-    jobs = []
-    for architecture in dict.fromkeys(a for _, a in missing):
-        names = [v.name for v, a in missing if a == architecture]
+    """Variants that lack the same architectures together: a compiler may make one trace serve them all."""
+    lacking: dict[str, tuple[str, ...]] = {}
+    for variant, architecture in missing:
+        lacking[variant.name] = (*lacking.get(variant.name, ()), architecture)
+    size = LARGE_JOB if len(lacking) > 4 * LARGE_JOB else SMALL_JOB
+    jobs: list[_Job] = []
+    for architectures in dict.fromkeys(lacking.values()):
+        names = [name for name, own in lacking.items() if own == architectures]
         for start in range(0, len(names), size):
-            part = tuple(names[start : start + size])
-            jobs.append(_Job(architecture, part, place / f"{architecture}-{start}"))  # two loops
+            jobs.append(_Job(architectures, tuple(names[start : start + size]), place / str(len(jobs))))
     return jobs
 
 
@@ -192,17 +199,17 @@ def _run(context: StageContext, jobs: list[_Job]) -> Iterator[tuple[_Job, str]]:
     """Run every job, two at a time; gives each as it ends, with how it ended: what is done is kept."""
     todo = list(jobs)
     running: list[tuple[_Job, subprocess.Popen[bytes], float]] = []
-    total, finished, said = sum(len(job.names) for job in jobs), 0, -1
+    total, finished, said = sum(len(job.pairs()) for job in jobs), 0, -1
     with (context.logs / "audit-compile.log").open("ab") as log:
         try:
             while todo or running:
                 while todo and len(running) < MAX_CHILDREN:
                     job = todo.pop(0)
                     job.folder.mkdir(parents=True)
-                    command = context.pack.compile_command(job.architecture, job.names, job.folder)
+                    command = context.pack.compile_command(job.architectures, job.names, job.folder)
                     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
                     running.append((job, child, time.monotonic() + JOB_TIMEOUT_S))
-                done = finished + sum(len(list(job.folder.glob("*.json"))) for job, _, _ in running)
+                done = finished + sum(len(list(job.folder.glob("*/*.json"))) for job, _, _ in running)
                 if done != said:
                     context.progress(f"compiling kernels: {done} of {total}")
                     said = done
@@ -211,7 +218,7 @@ def _run(context: StageContext, jobs: list[_Job]) -> Iterator[tuple[_Job, str]]:
                     end = _ended(entry[1], entry[2])
                     if end is not None:
                         running.remove(entry)
-                        finished += len(entry[0].names)
+                        finished += len(entry[0].pairs())
                         yield entry[0], end
         finally:
             for _, child, _ in running:
@@ -230,9 +237,9 @@ def _ended(child: subprocess.Popen[bytes], limit: float) -> str | None:
     return f"was stopped after {JOB_TIMEOUT_S:.0f} s"
 
 
-def _collect(job: _Job, name: str, entry: Path, end: str) -> str | None:
+def _collect(folder: Path, name: str, entry: Path, end: str) -> str | None:
     """Move one variant's files to its entry; gives the error where it has none."""
-    record = job.folder / f"{name}.json"
+    record = folder / f"{name}.json"
     if not record.exists():
         return f"the compiling process {end} before {name} was done; see audit-compile.log"
     error = json.loads(record.read_text()).get("error")
@@ -242,7 +249,7 @@ def _collect(job: _Job, name: str, entry: Path, end: str) -> str | None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     for suffix in SUFFIXES:
-        path = job.folder / f"{name}{suffix}"
+        path = folder / f"{name}{suffix}"
         if path.exists():
             shutil.move(path, partial / path.name)
     partial.rename(entry)

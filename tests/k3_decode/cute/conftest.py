@@ -1,48 +1,45 @@
 """What the kernel tests share: compiling in a child process, and a machine that runs row streams in numpy."""
 
+import importlib
 import importlib.util
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from k3_decode.cute.variant import COMPILED, DISPATCHED
 
 ROOT = Path(__file__).parents[3]
-CHILD = """
-import importlib, json, sys
-module = importlib.import_module("k3_decode.cute." + sys.argv[1])
-for variant in module.variants():
-    if variant.is_smoke and sys.argv[2] in variant.architectures:
-        print(json.dumps({"name": variant.name, "ptx": variant.compile().__ptx__}))
-"""
 
 
-@pytest.fixture
-def compile_smoke(tmp_path: Path) -> Callable[[str, str], dict[str, str]]:
-    """PTX by name of an op's smoke variants, compiled for an architecture in a process of its own."""
+@pytest.fixture(scope="session")
+def compile_smoke(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], dict[str, str]]:
+    """PTX by name of an op's smoke variants for an architecture, compiled in a process of its own: one for
+    all architectures of an op, as `test_device_code.py` shows that this changes no byte.
+    """
     if importlib.util.find_spec("cutlass") is None:
         pytest.skip("CuTe DSL (nvidia-cutlass-dsl) is not installed")
 
-    def compile_op(op: str, architecture: str) -> dict[str, str]:
-        env = {
-            **os.environ,
-            "CUTE_DSL_ARCH": architecture,
-            "CUTE_DSL_KEEP": "ptx",
-            "CUTE_DSL_DUMP_DIR": str(tmp_path),
-            "CUTE_DSL_NO_CACHE": "1",
-            "PYTHONPATH": f"{ROOT / 'kernels'}:{ROOT}",
-        }
-        command = [sys.executable, "-c", CHILD, op, architecture]
-        done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    @cache
+    def compiled(op: str) -> Path:
+        module = importlib.import_module(f"k3_decode.cute.{op}")
+        names = [variant.name for variant in module.variants() if variant.is_smoke]
+        folder = tmp_path_factory.mktemp(op)
+        asked = [word for architecture in DISPATCHED + COMPILED for word in ("--arch", architecture)]
+        command = [sys.executable, "-m", "k3_decode.compile", *asked, "--out", str(folder), *names]
+        env = {**os.environ, "PYTHONPATH": f"{ROOT / 'kernels'}:{ROOT}"}
+        done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
-        rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        return {row["name"]: row["ptx"] for row in rows}
+        return folder
+
+    def compile_op(op: str, architecture: str) -> dict[str, str]:
+        return {path.stem: path.read_text() for path in (compiled(op) / architecture).glob("*.ptx")}
 
     return compile_op
 

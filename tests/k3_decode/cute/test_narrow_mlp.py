@@ -92,7 +92,7 @@ def test_compiles_and_reads_activations_only_after_the_wait(architecture: str, t
     ]
     env = {**os.environ, "PYTHONPATH": str(Path(op.__file__).parents[2])}
     subprocess.run(command, check=True, capture_output=True, env=env)
-    ptx = (tmp_path / f"{name}.ptx").read_text()
+    ptx = (tmp_path / architecture / f"{name}.ptx").read_text()
     before, after = ptx.split("griddepcontrol.wait", 1)
     assert f".target {architecture}" in before
     assert before.count("ld.weak.global") == 14

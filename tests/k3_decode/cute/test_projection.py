@@ -156,7 +156,7 @@ def test_weights_are_asked_for_before_the_wait_in_the_machine_code_too(tmp_path:
     command = [sys.executable, "-m", "k3_decode.compile", "--arch", "sm_90a", "--out", str(tmp_path), name]
     env = {**os.environ, "PYTHONPATH": str(Path(op.__file__).parents[2])}
     subprocess.run(command, check=True, capture_output=True, env=env)
-    before, after = (tmp_path / f"{name}.sass").read_text().split("ACQBULK", 1)
+    before, after = (tmp_path / "sm_90a" / f"{name}.sass").read_text().split("ACQBULK", 1)
     assert before.count("LDG.E") == 20  # a depth of 10 steps, two tiles each
     assert after.count("LDG.E") == 4 + 12  # the last 2 steps, and an activation for each of the 12
 

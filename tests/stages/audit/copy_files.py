@@ -9,6 +9,7 @@ DATA = Path(__file__).parent / "data"
 
 
 def main(folder: Path, names: list[str]) -> None:
+    folder.mkdir()
     for name in names:
         launch = {"kernel": "planted", "is_dependent": True, "cluster": [1, 1, 1], "block": [128, 1, 1]}
         launch |= {"dynamic_shared_bytes": 0, "grid": ["a0.0 127 + 128 /", "1", "1"]}
@@ -19,7 +20,7 @@ def main(folder: Path, names: list[str]) -> None:
             for suffix in (".ptx", ".cubin", ".sass"):
                 shutil.copy(DATA / f"{name}{suffix}", folder / f"{name}{suffix}")
         (folder / f"{name}.json").write_text(json.dumps(record))
-        with (folder.parent.parent / "compiled.txt").open("a") as log:
+        with (folder.parents[2] / "compiled.txt").open("a") as log:
             log.write(name + "\n")
 
 

@@ -44,5 +44,12 @@ class CopyPack:
         }
         return (KernelVariant.model_validate(fields),)
 
-    def compile_command(self, architecture: str, variants: Sequence[str], folder: Path) -> tuple[str, ...]:
-        return (sys.executable, str(Path(__file__).parent / "copy_files.py"), str(folder), *variants)
+    def compile_command(
+        self, architectures: Sequence[str], variants: Sequence[str], folder: Path
+    ) -> tuple[str, ...]:
+        return (
+            sys.executable,
+            str(Path(__file__).parent / "copy_files.py"),
+            str(folder / architectures[0]),
+            *variants,
+        )
