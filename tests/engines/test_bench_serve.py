@@ -19,7 +19,7 @@ def run(turn: int, us: float, **changed: object) -> BenchRun:
     fields: dict[str, object] = {
         "arm": ORDER[turn], "turn": turn, "load": LOAD, "completed": 8, "failed": 0, "reached": 2,
         "prefix_hits": 0, "tpot_us": tuple(us + place for place in range(8)), "ttft_ms": 1,
-        "output_tokens_per_s": 1,
+        "output_tokens_per_s": 1, "output_tokens": 800,
     }  # fmt: skip
     return BenchRun.model_validate(fields | changed)
 
@@ -43,6 +43,7 @@ def test_a_gain_stands_with_its_interval_noise_and_rates() -> None:
     [
         ({"reached": 1}, "optimised: 2 at once were asked, the server had 1 at most"),
         ({"failed": 1, "completed": 7}, "optimised: 7 of 8 requests completed, 1 failed"),
+        ({"output_tokens": 799}, "optimised: 799 tokens came back, and 800 were asked"),
         ({"prefix_hits": 64}, "the arms found 0 to 64 cached prefix tokens: one ran on a warm cache"),
     ],
 )
@@ -84,6 +85,12 @@ def test_counters_are_what_was_gained_and_lengths_count_the_kept_token() -> None
     assert gained == {"draft_steps": 10, "accepted": 28}
     assert acceptance_length(gained) == pytest.approx(3.8)
     assert acceptance_length({"accepted": 3}) is None
+
+
+def test_requests_that_somebody_left_out_are_missed() -> None:
+    kept = tuple(2000.0 + place for place in range(7))
+    row = row_of(SETTINGS, LOAD, [run(0, 2000), run(1, 1000, tpot_us=kept), run(2, 2000)])
+    assert (row.status, row.words) == ("INVALID", "optimised: times of 7 of 8 requests were kept")
 
 
 def test_a_load_generator_that_fails_is_told_in_its_own_words(tmp_path: Path) -> None:

@@ -64,7 +64,12 @@ def compare_sweeps(first: Run, second: Run) -> SweepComparison:
 
 
 def _obstacles(one: Plan, two: Plan) -> Iterator[str]:
-    """What differs beside the code under test."""
+    """What differs beside the code under test, or that this does not differ."""
+    if one.pack_digest == two.pack_digest:
+        yield (
+            f"both runs timed one build of the pack ({one.pack_digest[:12]}), so no difference is the "
+            "code's; `fasttrack reproduce` says whether a run repeats"
+        )
     yield from _machine_differences(one.machine, two.machine)
     checks = [{c.id: _question(c) for c in plan.of_stage(StageName.SWEEP)} for plan in (one, two)]
     if not checks[0].keys() & checks[1].keys():
