@@ -116,23 +116,26 @@ def _compile(variant: Variant, architectures: Sequence[str], out: Path, dump: Pa
     except Exception as error:  # noqa: BLE001  # whatever the compiler raises is a fact about the variant
         found = dict.fromkeys(wanted, f"{type(error).__name__}: {error}")
     spent = round((time.perf_counter() - begun) / max(1, len(wanted)), 3)
-    records = []
-    for architecture, code in found.items():
-        is_compiled = isinstance(code, DeviceCode)
-        if is_compiled:
-            (out / architecture / f"{variant.name}.ptx").write_text(code.ptx)
-            (out / architecture / f"{variant.name}.cubin").write_bytes(code.cubin)
-        records.append(
-            {
-                "variant": variant.name,
-                "op": variant.op,
-                "architecture": architecture,
-                "error": None if is_compiled else code[:2000],
-                "launches": [launch._asdict() for launch in code.launches] if is_compiled else [],
-                "compile_s": spent,
-            }
-        )
-    return records
+    return [_record(variant, architecture, code, out, spent) for architecture, code in found.items()]
+
+
+def _record(
+    variant: Variant, architecture: str, code: DeviceCode | str, out: Path, spent_s: float
+) -> dict[str, Any]:
+    """What is said of one variant for one architecture, whose code is written."""
+    record: dict[str, Any] = {
+        "variant": variant.name,
+        "op": variant.op,
+        "architecture": architecture,
+        "error": None,
+        "launches": [],
+        "compile_s": spent_s,
+    }
+    if isinstance(code, str):
+        return record | {"error": code[:2000]}
+    (out / architecture / f"{variant.name}.ptx").write_text(code.ptx)
+    (out / architecture / f"{variant.name}.cubin").write_bytes(code.cubin)
+    return record | {"launches": [launch._asdict() for launch in code.launches]}
 
 
 def _hurry() -> None:
