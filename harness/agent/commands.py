@@ -1,8 +1,11 @@
 """Run a `fasttrack` command over an agent's tree, confined, and take its JSON document.
 
 What a tool of the server answers is what `--json` prints: the command itself runs, in a process that can
-write to a scratch folder only. Lines that it says on the way are progress; it ends with its whole group when
-it is cancelled or out of time.
+write to a scratch folder only. Lines that it says on the way are progress; it ends with all that it started
+when it is cancelled or out of time.
+
+A command that runs candidate code answers for an agent to read, and no more: that code has the same user and
+the same scratch folder. What decides is found by a command over a tree that nobody but us wrote.
 """
 
 import json
@@ -56,8 +59,8 @@ def run_command(
     argv = (sys.executable, "-P", "-c", call, *arguments, "--json")
     box = confined(argv, scratch, Limits(), tree_variables(tree) | dict(more or {}), has_gpu=has_gpu)
     words: list[str] = []
-    # No path leads to the document: what runs in scratch cannot put another one in its place there. It is
-    # read, and closed, after the child has ended.
+    # No file of the scratch folder is the document, so none can be put in its place there. That is no proof
+    # against code that runs inside the command itself; see the module. It is read when the child has ended.
     sink = tempfile.TemporaryFile()  # noqa: SIM115
     child = subprocess.Popen(
         box.argv, env=box.environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.PIPE,

@@ -260,8 +260,9 @@ class Judge:
         if self._desk is None:
             settings = self.settings
             self._desk = VerdictDesk(
-                settings.pack, settings.repo, settings.policy, self.start, self.folder, has_gpu=self.has_gpu
-            )
+                settings.pack, settings.repo, settings.policy, self.start, self.folder, self.base_tree,
+                has_gpu=self.has_gpu,
+            )  # fmt: skip
         return self._desk
 
     @property

@@ -1,7 +1,9 @@
 """The policy's verdict on a candidate: its files as a commit, validated and gated as any pull request is.
 
 A clone of the repository holds what the loop began with and, on top, one commit of the candidate's files.
-`validate` runs confined, over that clone's pack, and says what the gate does.
+`validate` runs confined, over that clone's pack, and leaves a bundle. What it says of that bundle is not
+believed, as the candidate's code ran beside it: `gate` reads the bundle afterwards, in a process of its own
+over the pack that the loop began with, holds it against the clone, and judges its samples again.
 """
 
 import shutil
@@ -21,7 +23,7 @@ from harness.domain.verdict import Answer, Verdict
 
 __all__ = ["Asked", "VerdictDesk", "is_admitted"]
 
-VALIDATE_S = 3600.0
+VALIDATE_S, GATE_S = 3600.0, 900.0
 WHO = ("-c", "user.name=fasttrack", "-c", "user.email=fasttrack@localhost", "-c", "commit.gpgsign=false")
 Progress = Callable[[int, int, str], None]
 
@@ -38,9 +40,12 @@ class VerdictDesk:
     """A clone in which candidates become commits."""
 
     def __init__(
-        self, pack: Pack, repo: Path, policy: str, start: Mapping[str, str], folder: Path, *, has_gpu: bool
-    ) -> None:
+        self, pack: Pack, repo: Path, policy: str, start: Mapping[str, str], folder: Path, trusted: Path,
+        *, has_gpu: bool,
+    ) -> None:  # fmt: skip
+        """`trusted` is a source root with the pack that the loop began with."""
         self._pack, self._policy, self._folder, self._has_gpu = pack, policy, folder, has_gpu
+        self._trusted = trusted
         self.clone = folder / "clone"
         if not self.clone.is_dir():
             _git(folder, "clone", "--quiet", "--shared", str(repo.resolve()), str(self.clone))
@@ -56,13 +61,24 @@ class VerdictDesk:
         asked = ("--journal", str(journal), "--out", str(bundle))
         try:
             ran = self._run(("validate",), files, f"Attempt {number}", asked, scratch, on_progress, cancelled)
-            verdict = Verdict.model_validate(ran.document["verdict"])
-        except (CommandEnded, KeyError, ValidationError) as error:
+            bad = [o for o in ran.document["outcomes"] if o["status"] not in ("PASS", "SKIPPED")]
+            verdict = self._gated(bundle, self._scratch(f"gate{number}"), cancelled)
+        except (CommandEnded, KeyError, TypeError, ValidationError) as error:
             return Asked(None, f"no verdict: {error}"[:3000], None)
         said = verdict.reasons[0] if verdict.reasons else ""
-        bad = [o for o in ran.document["outcomes"] if o["status"] not in ("PASS", "SKIPPED")]
-        said = f"{bad[0]['check']} {bad[0]['status']}: {bad[0]['summary']}" if bad else said
+        if bad and verdict.answer is not Answer.ADMITTED:
+            said = f"{bad[0]['check']} {bad[0]['status']}: {bad[0]['summary']}; {said}"
         return Asked(verdict, f"{verdict.answer.value.replace('_', ' ')}: {said}"[:1500], bundle)
+
+    def _gated(self, bundle: Path, scratch: Path, cancelled: threading.Event | None) -> Verdict:
+        """What the gate makes of a bundle, where nothing of a candidate runs."""
+        head = _git(self.clone, "rev-parse", "HEAD")
+        arguments = (
+            "gate", str(bundle), "--policy", self._policy, "--repo", str(self.clone), "--base", self.base,
+            "--head", head,
+        )  # fmt: skip
+        ran = run_command(arguments, self._trusted, scratch, limit_s=GATE_S, cancelled=cancelled)
+        return Verdict.model_validate(ran.document)
 
     def run_stage(
         self, files: Mapping[str, str], stage: str, tier: str, only: tuple[str, ...],
