@@ -1,4 +1,4 @@
-"""`fasttrack sweep run|compare|null`."""
+"""`fasttrack sweep run|compare|reconcile|null`."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from harness.cli.selectors import (
 
 if TYPE_CHECKING:  # records load when a command runs
     from harness.domain.null_run import NullRun
+    from harness.measure.levels import Level
 
 __all__ = ["app"]
 
@@ -112,6 +113,47 @@ def compare(first: BundleA, second: BundleB, json: JsonOutput = False) -> None:
         ]
         out.print(outcome_table(f"{first.name} over {second.name}", rows))
     raise typer.Exit(found.exit_code)
+
+
+@app.command()
+def reconcile(
+    bundles: Annotated[list[Path], typer.Argument(help="Bundles of one machine and build.", exists=True)],
+    json: JsonOutput = False,
+) -> None:
+    """Say whether the gains of single ops explain the layer's, and layers' the step's.
+
+    Exit code: 0 explained, 1 a gap is left, 2 nothing names parts or the bundles are of unlike machines.
+    """
+    from contextlib import ExitStack
+
+    from harness.cli.console import out, outcome_table, print_json
+    from harness.domain.errors import InputError
+    from harness.evidence.pack import bundle_folder
+    from harness.evidence.reader import open_bundle
+    from harness.measure.levels import reconciled
+
+    with ExitStack() as stack:
+        read = [open_bundle(stack.enter_context(bundle_folder(path))) for path in bundles]
+        if len({(b.plan.machine.gpus, b.plan.machine.driver, b.plan.machine.cpu_model) for b in read}) > 1:
+            raise InputError("the bundles are of unlike machines, so their times do not add up")
+        asked = {c.id: c for b in read for c in b.plan.checks}
+        levels = reconciled([(asked[o.check], o) for b in read for o in b.outcomes if o.check in asked])
+    rows = [(f"{one.saved.us:.1f} us", one.check.id, f"{_by(one)}: {one.words()}") for one in levels]
+    if json:
+        print_json({"levels": [
+            {"check": one.check.id, "saved": one.saved, "explained": one.explained, "gap": one.gap,
+             "missing": one.missing, "is_explained": one.is_explained} for one in levels
+        ]})  # fmt: skip
+    elif rows:
+        out.print(outcome_table("saved, and what explains it", rows))
+    else:
+        out.print("no cell here names its parts")
+    raise typer.Exit(2 if not levels else int(not all(one.is_explained for one in levels)))
+
+
+def _by(level: "Level") -> str:
+    explained = level.explained
+    return f"parts {explained.us:.1f} us [{explained.low:.1f}, {explained.high:.1f}]"
 
 
 @app.command("null")

@@ -44,6 +44,8 @@ may take longer than one in a row; `max_drift`: how far stock may move from the 
 second, or by the gain or the noise where they are more."""
 COST_PER_CELL_S, COST_PER_ROW_S, COST_PER_PROMPT_TOKEN_S = 1.0, 0.08, 0.001
 """Measured on 2 cores with the nano model, four sessions: 22 s for five cells of 1 to 64 requests."""
+WHOLE = "whole"
+"""Layout whose layers do on one rank what the single ops do."""
 COST_PER_LAYER_CELL_S = 4.0
 """On an H200: capture of five arms, one layer in float64, and the samples."""
 
@@ -68,6 +70,8 @@ class Sweep(Record):
     kinds: tuple[str, ...] = ()
     """Of layers, or single ops in their place; a pack that does not offer one is not asked for it."""
     layouts: tuple[str, ...] = ()
+    parts: dict[str, dict[str, int]] = Field(default_factory=dict)
+    """By kind of layer: the single ops that it is made of, and how many of each."""
     layers: int = Field(default=8, ge=1)
     """Layers of a pass: 2 GB each at TP8, so 8 leave L2, and 16 give the same times (measured).
 
@@ -175,6 +179,7 @@ def _layer_checks(request: PlanRequest, sweep: Sweep) -> Iterator[Check]:
                     ("layout", layout),
                     ("layers", sweep.layers),
                     ("seed", request.seed),
+                    ("parts", _parts(sweep, kind) if layout == WHOLE else None),
                     (
                         "promise",
                         _promise(request.claim, cell, "layer", kind) if layout == "sharded" else None,
@@ -183,6 +188,12 @@ def _layer_checks(request: PlanRequest, sweep: Sweep) -> Iterator[Check]:
                 tier=Tier.RANK,
                 cost_s=COST_PER_LAYER_CELL_S,
             )
+
+
+def _parts(sweep: Sweep, kind: str) -> str | None:
+    """The parts of a kind as `measure.levels` reads them."""
+    counts = sweep.parts.get(kind, {})
+    return " ".join(f"{part}*{count}" if count > 1 else part for part, count in counts.items()) or None
 
 
 def _promise(claim: Claim, cell: Cell, level: str = "step", subject: str | None = None) -> float | None:
