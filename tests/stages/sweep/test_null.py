@@ -7,6 +7,7 @@ import pytest
 
 from harness.domain.check import Status
 from harness.domain.null_run import NullRepeat, NullRun
+from harness.domain.resources import data_folder
 from harness.stages.sweep.null import null_check, null_repeat, null_repeats, rejudged, stock_units
 from tests.fakes.pack import FakePack
 from tests.fakes.requests import MACHINE, stage_context
@@ -58,3 +59,15 @@ def test_four_sessions_of_stock_are_timed_as_the_arms_of_a_cell_are(tmp_path: Pa
     context = stage_context(FakePack(), tmp_path)
     (repeat,) = null_repeats(check, lambda: stock_units(check, context), 1)
     assert [len(times) for times in repeat.times_us] == [8, 8, 8, len(repeat.times_us[3])]
+
+
+@pytest.mark.parametrize(
+    "path", sorted(data_folder("bundles").glob("null/*.json")), ids=lambda path: path.stem
+)
+def test_a_committed_record_of_fifty_is_judged_alike_today_and_stays_inside_its_rate(path: Path) -> None:
+    kept = NullRun.from_json(path.read_bytes())
+    again = rejudged(kept)
+    assert len(kept.repeats) == 50
+    assert [one.status for one in again.repeats] == [one.status for one in kept.repeats]
+    assert again.is_inside
+    assert all(one.is_planted_seen for one in again.repeats)
