@@ -45,6 +45,8 @@ class Form:
     """Most tokens of a launch: 8, 16 or 64."""
     selects: bool = False
     """Whether the launch selects one token's experts itself, from logits (`router.py`)."""
+    meets_by_value: bool = False
+    """Whether blocks wait for each other's hidden rows by looking at them, not at a counter."""
 
     @property
     def slices(self) -> int:
@@ -144,6 +146,16 @@ class Form:
         return self.ring_bytes + sums + (AREAS + SLOTS) * 8 + self.lists.size + self.choice_bytes
 
     @property
+    def round_bytes(self) -> int:
+        """Hidden rows of a launch that meets by values; two such places lie behind the counters."""
+        return round_bytes(self.inter, self.top_k)
+
+    @property
+    def hidden_offset(self) -> int:
+        """Where the hidden rows of launches that meet by counters begin in the workspace."""
+        return ring.COUNTER_BYTES + 2 * self.round_bytes
+
+    @property
     def choice_bytes(self) -> int:
         """The selection's keys and scores, after the lists."""
         return router.space_bytes(self.experts) if self.selects else 0
@@ -192,7 +204,12 @@ def block_range(block: Any, units: Any, blocks: Any) -> tuple[Any, Any]:
 
 def workspace_bytes(*, inter: int, top_k: int, tokens: int = 64) -> int:
     """Size of the uint8 `workspace` that `experts` needs; zero it once, then layers may share it."""
-    return ring.COUNTER_BYTES + tokens * top_k * inter * 2
+    return ring.COUNTER_BYTES + 2 * round_bytes(inter, top_k) + tokens * top_k * inter * 2
+
+
+def round_bytes(inter: int, top_k: int) -> int:
+    """Hidden rows of the most tokens of a launch that meets by values."""
+    return CAPACITIES[0] * top_k * inter * 2
 
 
 def capacity_of(tokens: int) -> int:

@@ -16,7 +16,9 @@ from k3_decode.cute.token_lists import COLUMNS
 
 __all__ = [
     "accumulate",
+    "await_hidden",
     "chunk_address",
+    "clear_round",
     "fetch_area",
     "gather_tile",
     "hidden_address",
@@ -24,6 +26,7 @@ __all__ = [
     "load_slice",
     "multiply_stage",
     "share_of",
+    "store_arriving",
     "store_hidden",
     "write_columns",
 ]
@@ -120,6 +123,53 @@ def store_hidden(
 
 
 @cute.jit
+def store_arriving(
+    sums: Any, hidden_at: Int64, unit: Int32, lane: Int32, lists_at: Int32, form: cutlass.Constexpr
+):
+    """As `store_hidden`, two values at a time, and never two zeros: whoever waits for them sees that they are
+    there. A pair of zeros is stored as 0 and -0.
+    """
+    start, here = token_lists.item_tokens(lists_at, unit // form.tiles, form.lists)
+    slot, row = lane % 4, lane // 4
+    value = ring.situ(sums[0], sums[1]) * float(2**HIDDEN_EXPONENT)
+    above = cute.arch.shuffle_sync_bfly(value, 4)
+    word = ins.asm("cvt.rn.f16x2.f32 $0, $1, $2;", "=r,f,f", [above, value], [Int32], is_pure=True)
+    word = ins.asm(
+        "{ .reg .pred p; setp.eq.b32 p, $1, 0; selp.b32 $0, 0x80000000, $1, p; }", "=r,r", [word], [Int32],
+        is_pure=True,
+    )  # fmt: skip
+    if slot < here and row % 2 == 0:
+        pair = token_lists.pair_at(lists_at, start + slot, form.lists)
+        to = hidden_at + (Int64(pair) * form.inter + unit % form.tiles * 8 + row) * 2
+        ins.store_arriving(to, word)
+
+
+@cute.jit
+def clear_round(at: Int64, tid: Int32, bid: Int32, blocks: Int32, form: cutlass.Constexpr):
+    """All threads of all blocks: zeros where the next launch's hidden rows will be."""
+    zeros = (Int32(0),) * 4
+    for j in cutlass.range(bid * THREADS + tid, form.round_bytes // 16, blocks * THREADS, unroll=1):
+        ins.store_words(at + Int64(j) * 16, zeros)
+
+
+@cute.jit
+def await_hidden(words: cute.Tensor, at: Int64, part: cutlass.Constexpr, form: cutlass.Constexpr):
+    """One warp: fragments that `load_hidden` took are read again until all of their words are there."""
+    missing = _missing(words, form)
+    while missing != 0:
+        load_hidden(words, at, part, form)
+        missing = _missing(words, form)
+
+
+def _missing(words: cute.Tensor, form: Form) -> Int32:
+    """Not 0 in all lanes where a word of any lane is still zero."""
+    least = words[0]
+    for j in range(1, form.chunk_groups * 4):
+        least = ins.asm("min.u32 $0, $1, $2;", "=r,r,r", [least, words[j]], [Int32], is_pure=True)
+    return Int32(cute.arch.vote_ballot_sync(least == 0))
+
+
+@cute.jit
 def load_slice(
     latent: cute.Tensor,
     words: cute.Tensor,
@@ -179,7 +229,8 @@ def hidden_address(
 def load_hidden(words: cute.Tensor, at: Int64, part: cutlass.Constexpr, form: cutlass.Constexpr):
     """Fragments of the hidden rows for one chunk of a stage."""
     for g in cutlass.range_constexpr(form.chunk_groups):
-        loaded = ins.load_activation(at + (part * form.chunk_groups + g) * 64)
+        place = at + (part * form.chunk_groups + g) * 64
+        loaded = ins.load_arriving(place) if form.meets_by_value else ins.load_activation(place)
         for j in cutlass.range_constexpr(4):
             words[g * 4 + j] = loaded[j]
 

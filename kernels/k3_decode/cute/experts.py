@@ -72,6 +72,8 @@ __all__ = ["Form", "PreparedExperts", "experts", "prepare", "variants", "workspa
 
 OP_INDEX = 5
 """Place of the op in the launch counters."""
+BY_VALUE = range(0)
+"""Tokens at which blocks meet by the hidden values themselves; at most the least capacity."""
 
 
 @cute.kernel
@@ -152,6 +154,9 @@ def _chain(
     cute.arch.sync_threads()
     cute.arch.griddepcontrol_launch_dependents()
     cute.arch.griddepcontrol_wait()
+    number = Int32(0)
+    if cutlass.const_expr(form.meets_by_value):
+        number = ins.load_activation_word(ins.byte_address(workspace) + ring.ROUND_AT)
 
     if cutlass.const_expr(form.selects):
         used = _select(logits, biases, scale, ids, weights, tid, bid, lists_at, form)
@@ -161,7 +166,9 @@ def _chain(
 
     # Two groups of experts: while the second's hidden rows arrive, phase 2 of the first goes on.
     split_item, split_rank = Int32(0), Int32(0)
-    if items > 0:
+    if cutlass.const_expr(form.meets_by_value):
+        split_item = items
+    elif items > 0:
         split_item = items // 2
         split_item = split_item - (ring.load_shared(lists_at + lists.items + split_item * 4) >> 16)
         split_rank = ring.load_shared(lists_at + lists.items + split_item * 4) & 0xFFFF
@@ -178,8 +185,14 @@ def _chain(
                 base, bars_at, lists_at, form,
             )  # fmt: skip
 
-    hidden_at = ins.byte_address(workspace) + ring.COUNTER_BYTES
     counter_at = ins.byte_address(workspace)
+    hidden_at = counter_at + form.hidden_offset
+    if cutlass.const_expr(form.meets_by_value):
+        rounds_at = counter_at + ring.COUNTER_BYTES
+        hidden_at = rounds_at + Int64(number & 1) * form.round_bytes
+        expert_steps.clear_round(
+            rounds_at + Int64((number & 1) ^ 1) * form.round_bytes, tid, bid, blocks, form
+        )
     words = cute.make_rmem_tensor((slice_groups * 4,), Int32)
     for i in cutlass.range_constexpr(slice_groups * 4):
         words[i] = Int32(0)
@@ -218,11 +231,12 @@ def _chain(
         has_published = Int32(0)
         for i in cutlass.range(warp - (WARPS - FINISHERS), mine, FINISHERS, unroll=1):
             unit = first_a + i
-            if i >= mine_a:
-                unit = first_b + (i - mine_a)
-                if has_published == 0:
-                    _publish(counter_at, lane)
-                    has_published = Int32(1)
+            if cutlass.const_expr(not form.meets_by_value):  # noqa: SIM102 -- one test the compiler's
+                if i >= mine_a:
+                    unit = first_b + (i - mine_a)
+                    if has_published == 0:
+                        _publish(counter_at, lane)
+                        has_published = Int32(1)
             area = i % AREAS
             ring.barrier_sync(1 + area, members)
             sums = expert_steps.gather_tile(scratch_at + area * (form.slices * 256) + lane * 8, form)
@@ -232,18 +246,23 @@ def _chain(
                 i + AREAS, area, first_a, mine_a, first_b, mine, used, bid, lane, w13_at, w2_at, base,
                 bars_at, lists_at, form,
             )  # fmt: skip
-            expert_steps.store_hidden(sums, hidden_at, unit, lane, lists_at, form)
-        if has_published == 0:
-            _publish(counter_at, lane)
-        _publish(counter_at + 4, lane)
-        if bid < form.owners:
-            if lane == 0:
-                ring.wait_for(counter_at, blocks * FINISHERS)
-            cute.arch.sync_warp()
+            if cutlass.const_expr(form.meets_by_value):
+                expert_steps.store_arriving(sums, hidden_at, unit, lane, lists_at, form)
+            else:
+                expert_steps.store_hidden(sums, hidden_at, unit, lane, lists_at, form)
+        if cutlass.const_expr(not form.meets_by_value):
+            if has_published == 0:
+                _publish(counter_at, lane)
+            _publish(counter_at + 4, lane)
+            if bid < form.owners:
+                if lane == 0:
+                    ring.wait_for(counter_at, blocks * FINISHERS)
+                cute.arch.sync_warp()
 
     if bid < form.owners:
-        # The first group's hidden rows are there.
-        cute.arch.sync_threads()
+        # The first group's hidden rows are there; looked at, they say so themselves.
+        if cutlass.const_expr(not form.meets_by_value):
+            cute.arch.sync_threads()
         column = warp % form.columns
         k_warp, lane_of_experts = expert_steps.share_of(warp, form)
         later = (used - lane_of_experts + form.lanes - 1) // form.lanes * form.loops
@@ -253,9 +272,11 @@ def _chain(
         sums_2 = totals_at + warp * (form.capacity * 64)
         first = cute.make_rmem_tensor((chunk_groups * 4,), Int32)
         second = cute.make_rmem_tensor((chunk_groups * 4,), Int32)
+        at = hidden_at
         if later > 0:
-            if lane_of_experts >= split_rank:
-                has_second = _await_second(counter_at, blocks, lane)
+            if cutlass.const_expr(not form.meets_by_value):  # noqa: SIM102 -- one test the compiler's
+                if lane_of_experts >= split_rank:
+                    has_second = _await_second(counter_at, blocks, lane)
             at = expert_steps.hidden_address(
                 hidden_at, Int32(0), Int32(0), lane_of_experts, k_warp, lane, lists_at, form
             )
@@ -268,26 +289,33 @@ def _chain(
             )
             here_at, bar = slots_at + slot * form.slot_bytes, slot_bars_at + slot * 8
             ring.wait(bar, phase)
+            if cutlass.const_expr(form.meets_by_value):
+                expert_steps.await_hidden(first, at, 0, form)
             total = expert_steps.multiply_stage(here_at, lane, first, form)
             following = hidden_at
             if i + 1 < later:
-                rank = lane_of_experts + (i + 1) // form.loops * form.lanes
-                if has_second == 0 and rank >= split_rank:
-                    has_second = _await_second(counter_at, blocks, lane)
+                if cutlass.const_expr(not form.meets_by_value):
+                    rank = lane_of_experts + (i + 1) // form.loops * form.lanes
+                    if has_second == 0 and rank >= split_rank:
+                        has_second = _await_second(counter_at, blocks, lane)
                 following = expert_steps.hidden_address(
                     hidden_at, i + 1, Int32(0), lane_of_experts, k_warp, lane, lists_at, form
                 )
                 expert_steps.load_hidden(first, following, 0, form)
             if cutlass.const_expr(form.parts == 2):
+                if cutlass.const_expr(form.meets_by_value):
+                    expert_steps.await_hidden(second, at, 1, form)
                 total = mxfp4.added(total, expert_steps.multiply_stage(here_at + size_2, lane, second, form))
-            if count > COLUMNS:
+            if (count if not form.selects else 0) > COLUMNS:
                 for block in cutlass.range(1, (count + COLUMNS - 1) // COLUMNS, unroll=1):
                     rest = [Float32(0.0)] * 2
-                    at = expert_steps.hidden_address(
+                    other = expert_steps.hidden_address(
                         hidden_at, i, block, lane_of_experts, k_warp, lane, lists_at, form
                     )
                     for part in cutlass.range_constexpr(form.parts):
-                        expert_steps.load_hidden(second, at, part, form)
+                        expert_steps.load_hidden(second, other, part, form)
+                        if cutlass.const_expr(form.meets_by_value):
+                            expert_steps.await_hidden(second, other, part, form)
                         rest = mxfp4.added(
                             rest, expert_steps.multiply_stage(here_at + part * size_2, lane, second, form)
                         )
@@ -297,24 +325,28 @@ def _chain(
                     )
             if i + 1 < (later if form.parts == 2 else 0):
                 expert_steps.load_hidden(second, following, 1, form)
+            at = following
             cute.arch.sync_warp()
             if i + 2 < later:
-                at = expert_steps.chunk_address(
+                source = expert_steps.chunk_address(
                     i + 2, bid, column, k_warp, lane_of_experts, w2_at, lists_at, form
                 )
                 if lane == 0:
                     ring.expect(bar, form.slot_bytes)
-                    ins.bulk_load(here_at, at, Int32(form.slot_bytes), bar)
+                    ins.bulk_load(here_at, source, Int32(form.slot_bytes), bar)
             expert_steps.accumulate(total, sums_2, start, count, lane, lists_at, form)
             phase = phase ^ slot
             slot = slot ^ 1
         cute.arch.sync_threads()
         expert_steps.write_columns(out, totals_at, tid, bid, tokens, form)
     if tid == 0:
-        if bid < form.owners:
-            # Nothing may still be published when the last block clears the counters.
-            ring.wait_for(counter_at + 4, blocks * FINISHERS)
-        ring.leave(counter_at, blocks)
+        if cutlass.const_expr(form.meets_by_value):
+            ring.leave_round(counter_at, blocks, number)
+        else:
+            if bid < form.owners:
+                # Nothing may still be published when the last block clears the counters.
+                ring.wait_for(counter_at + 4, blocks * FINISHERS)
+            ring.leave(counter_at, blocks)
         if bid == 0:
             ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
 
@@ -481,7 +513,8 @@ def experts(
             f"experts: selecting takes one token and a multiple of {router.VECTOR} experts, not {tokens} and "
             f"{prepared.experts}; call the router first"
         )
-    form = Form(prepared.latent, prepared.inter, prepared.experts, top_k, capacity_of(tokens), selects)
+    meets = tokens in BY_VALUE
+    form = Form(prepared.latent, prepared.inter, prepared.experts, top_k, capacity_of(tokens), selects, meets)
     blocks = ring.multiprocessors(latent.device.index) - spared
     if blocks < form.owners:
         raise ValueError(

@@ -36,6 +36,7 @@ __all__ = [
     "load_activation",
     "load_activation_word",
     "load_activation_word_if",
+    "load_arriving",
     "load_matrix",
     "load_weight",
     "load_weight_f32",
@@ -51,6 +52,7 @@ __all__ = [
     "send_f32",
     "send_pair",
     "prefetch_bytes",
+    "store_arriving",
     "store_remote_f32",
     "store_f32_pair_if",
     "store_word_if",
@@ -115,6 +117,12 @@ def load_activation(address: Int64) -> Words:
     return asm("ld.global.v4.b32 {$0,$1,$2,$3}, [$4];", "=r,=r,=r,=r,l", [address], [Int32] * 4)
 
 
+def load_arriving(address: Int64) -> Words:
+    """16 bytes that other blocks of this launch may be writing: around L1, each word as it is now."""
+    template = "ld.relaxed.gpu.global.v4.b32 {$0,$1,$2,$3}, [$4];"
+    return asm(template, "=r,=r,=r,=r,l", [address], [Int32] * 4)
+
+
 def load_activation_word(address: Int64) -> Int32:
     """4 bytes that an earlier kernel wrote."""
     return asm("ld.global.b32 $0, [$1];", "=r,l", [address], [Int32])
@@ -128,6 +136,11 @@ def store_words(address: Int64, words: Words) -> None:
 def store_word(address: Int64, word: Int32) -> None:
     """4 bytes to device memory."""
     asm("st.global.b32 [$0], $1;", "l,r", [address, word])
+
+
+def store_arriving(address: Int64, word: Int32) -> None:
+    """4 bytes to device memory that other blocks of this launch wait for with `load_arriving`."""
+    asm("st.relaxed.gpu.global.b32 [$0], $1;", "l,r", [address, word])
 
 
 def store_f32(address: Int64, value: Float32) -> None:

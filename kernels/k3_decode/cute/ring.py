@@ -17,6 +17,7 @@ from k3_decode.cute import instructions as ins
 
 __all__ = [
     "COUNTER_BYTES",
+    "ROUND_AT",
     "add_from_below",
     "arrive",
     "as_float",
@@ -24,6 +25,7 @@ __all__ = [
     "barrier_sync",
     "expect",
     "leave",
+    "leave_round",
     "load_shared",
     "make_barriers",
     "multiprocessors",
@@ -34,8 +36,11 @@ __all__ = [
     "warp_add",
 ]
 
+ROUND_AT = 12
+"""Place in a workspace of the number of launches that met by values."""
 COUNTER_BYTES = 128
-"""Start of a workspace: two int32 counts of arrivals, one of blocks that left, and padding."""
+"""Start of a workspace: two int32 counts of arrivals, one of blocks that left, the number of launches that
+met by values, and padding."""
 
 
 @cache
@@ -93,6 +98,15 @@ def leave(counters: Int64, blocks: Int32):
     if left == blocks - 1:
         for i in cutlass.range_constexpr(3):
             ins.store_word(counters + i * 4, Int32(0))
+
+
+@cute.jit
+def leave_round(counters: Int64, blocks: Int32, number: Int32):
+    """As `leave`, of a launch that meets by values and is the `number`th: the next one then has another."""
+    left = ins.asm("atom.relaxed.gpu.global.add.s32 $0, [$1], 1;", "=r,l", [counters + 8], [Int32])
+    if left == blocks - 1:
+        ins.store_word(counters + 8, Int32(0))
+        ins.store_word(counters + ROUND_AT, number + 1)
 
 
 def barrier_sync(barrier: Any, threads: int) -> None:
