@@ -5,6 +5,7 @@ Rows travel in samples, so they hold no host paths and no code, only opcodes. An
 be traced to a parameter has no role; it is counted, never dropped.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
@@ -34,6 +35,7 @@ __all__ = [
     "Parameter",
     "ProgramFact",
     "as_row",
+    "read_accesses",
     "read_facts",
     "read_flow",
 ]
@@ -164,16 +166,29 @@ def read_facts(
     `place` gives the repository path of a source line; `numbers` are ordinals of 8-byte parameters that are
     no tensors; `flow` is what `read_flow` gave for the same arithmetic and branches.
     """
+    is_matched = _match_parameters(program, parameters, numbers) is not None
+    accesses = read_accesses(program, subject, parameters, place, numbers, flow or read_flow(program))
+    return _program_fact(program, subject, is_matched, launch), accesses
+
+
+def read_accesses(
+    program: Program,
+    subject: str,
+    parameters: Sequence[Parameter],
+    place: Callable[[SourceLine], str],
+    numbers: frozenset[int],
+    flow: Flow,
+) -> tuple[AccessFact, ...]:
+    """The accesses alone; arguments as of `read_facts`."""
     matched = _match_parameters(program, parameters, numbers)
-    traced, repeated = flow or read_flow(program)
-    classed = {index: _classed(origins, matched or {}, numbers) for index, origins in traced.items()}
+    classed = {index: _classed(origins, matched or {}, numbers) for index, origins in flow.traced.items()}
     exchanged = {
         index: any(p.role in EXCHANGED for p in found)
         for index, found in classed.items()
         if found is not None
     }
     early, guarded = reached_without_wait(program), guards(program, exchanged)
-    accesses = tuple(
+    return tuple(
         _access_fact(
             program.instructions[index],
             program.level,
@@ -182,15 +197,14 @@ def read_facts(
             _Place(
                 is_before_wait=index in early,
                 guard=guarded[index],
-                is_repeated=index in repeated,
-                narrow_factor=_narrow_factor(traced[index]),
+                is_repeated=index in flow.repeated,
+                narrow_factor=_narrow_factor(flow.traced[index]),
             ),
             place,
         )
         for index, found in sorted(classed.items())
         if found is not None
     )
-    return _program_fact(program, subject, matched is not None, launch), accesses
 
 
 def read_flow(program: Program) -> Flow:
@@ -264,7 +278,8 @@ def _access_fact(
 
 
 def _program_fact(program: Program, subject: str, is_matched: bool, launch: Launch) -> ProgramFact:
-    families = [i.opcode.split(".") for i in program.instructions]
+    families = Counter(i.opcode for i in program.instructions)
+    parts = [(opcode.split("."), count) for opcode, count in families.items()]
     return ProgramFact(
         subject=subject,
         level=program.level.value,
@@ -273,9 +288,9 @@ def _program_fact(program: Program, subject: str, is_matched: bool, launch: Laun
         has_wait=program.has_wait(),
         has_matched_roles=is_matched,
         unresolved=len(program.unresolved),
-        tensor_core=sum(_is_tensor_core(f) for f in families),
-        local_accesses=sum(f[0] in LOCAL_MEMORY for f in families),
-        multicast=sum(any(p.startswith(MULTICAST) for p in f) for f in families),
+        tensor_core=sum(count for words, count in parts if _is_tensor_core(words)),
+        local_accesses=sum(count for words, count in parts if words[0] in LOCAL_MEMORY),
+        multicast=sum(count for words, count in parts if any(w.startswith(MULTICAST) for w in words)),
         local_bytes=program.local_bytes,
         cluster_blocks=launch.cluster_blocks,
         threads=launch.threads,

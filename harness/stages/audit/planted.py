@@ -22,6 +22,7 @@ from harness.stages.audit.facts import (
     Launch,
     Parameter,
     ProgramFact,
+    read_accesses,
     read_facts,
     read_flow,
 )
@@ -83,7 +84,7 @@ def mutants(
 
     def read(instructions: tuple[Instruction, ...]) -> tuple[AccessFact, ...]:
         changed = replace(program, instructions=instructions)
-        return read_facts(changed, "mutant", parameters, launch, lambda _: "", numbers, flow)[1]
+        return read_accesses(changed, "mutant", parameters, lambda _: "", numbers, flow)
 
     if program.has_wait() and launch.is_dependent is not False:
         yield (

@@ -107,11 +107,12 @@ def _parse_kernel(match: re.Match[str], text: str, files: dict[int, str]) -> Pro
     lines: dict[str, SourceLine | None] = {}
     instructions = []
     for index, statement in enumerate(body.statements):
-        instruction = _parse_instruction(statement, names)
+        following = (index + 1,) if index + 1 < len(body.statements) else ()
+        instruction = _parse_instruction(statement, names, following)
         instruction = _with_line(instruction, statement, lines)
-        follows, trouble = _successors(instruction, index, statement.scope, body)
+        follows, trouble = _successors(instruction, following, statement.scope, body)
         unresolved += trouble
-        instructions.append(replace(instruction, follows=follows))
+        instructions.append(instruction if follows == following else replace(instruction, follows=follows))
     return Program(
         match[1], Level.PTX, slots, tuple(instructions), symbols, body.local_bytes, tuple(unresolved)
     )
@@ -195,7 +196,9 @@ def _take(body: _Body, text: str, scope: tuple[int, ...], line: SourceLine | Non
         body.statements.append(_Statement(statement, scope, line, is_exact))
 
 
-def _parse_instruction(statement: _Statement, names: dict[str, Slot]) -> Instruction:
+def _parse_instruction(
+    statement: _Statement, names: dict[str, Slot], following: tuple[int, ...]
+) -> Instruction:
     guard = GUARD.match(statement.text)
     text = statement.text[guard.end() :] if guard else statement.text
     opcode, _, rest = text.partition(" ") if " " in text else text.partition("\t")
@@ -228,6 +231,7 @@ def _parse_instruction(statement: _Statement, names: dict[str, Slot]) -> Instruc
         factor=_factor(parts, operands),
         is_bounded=parts[0] in ("min", "and", "rem", "bfe") and _small(operands[-1]) is not None,
         access=_access(parts, operands),
+        follows=following,
     )
 
 
@@ -364,10 +368,9 @@ def _with_line(
 
 
 def _successors(
-    instruction: Instruction, index: int, scope: tuple[int, ...], body: _Body
+    instruction: Instruction, following: tuple[int, ...], scope: tuple[int, ...], body: _Body
 ) -> tuple[tuple[int, ...], list[str]]:
     family = instruction.opcode.split(".")[0]
-    following = (index + 1,) if index + 1 < len(body.statements) else ()
     if family in ("ret", "exit", "trap"):
         return (following if instruction.is_predicated else ()), []
     if family == "bra":

@@ -8,10 +8,11 @@ two processes.
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from harness.domain.pack import KernelVariant
 from harness.domain.record import Scalar, canonical_bytes, sha256_hex
 from harness.stages.audit.artifacts import Compiled
 from harness.stages.audit.cost import RESOURCE_COLUMNS, resource_row
-from harness.stages.audit.cubin import parse_cubin
+from harness.stages.audit.cubin import KernelResources, parse_cubin
 from harness.stages.audit.facts import (
     ACCESS_COLUMNS,
     PROGRAM_COLUMNS,
@@ -34,7 +35,7 @@ from harness.stages.audit.facts import (
 )
 from harness.stages.audit.launches import LAUNCH_COLUMNS, launch_row
 from harness.stages.audit.planted import mutants
-from harness.stages.audit.program import Level, Program, SourceLine
+from harness.stages.audit.program import Program, SourceLine
 from harness.stages.audit.ptx import doubtful_lines, parse_ptx
 from harness.stages.audit.rules import access_findings
 from harness.stages.audit.sass import parse_sass, target_of
@@ -48,6 +49,9 @@ MUTANT_ROWS = 3
 READERS = 2
 WORTH_SHARING = 8
 """Variants from which a second process pays for its start."""
+RECENT = 4
+"""Texts of which a process remembers what it read: one kernel's on each architecture."""
+TARGET = re.compile(r"^\s*\.target\s.*\n", re.MULTILINE)
 
 
 class Place(NamedTuple):
@@ -55,6 +59,26 @@ class Place(NamedTuple):
 
     root: Path
     prefix: str
+
+
+class _Case(NamedTuple):
+    """What is read of a variant's text beside the text itself."""
+
+    parameters: tuple[tuple[str, str], ...]
+    launches: tuple[tuple[str, Launch], ...]
+    place: Place
+
+
+class _Level(NamedTuple):
+    """What was read of one text."""
+
+    programs: tuple[ProgramFact, ...]
+    accesses: tuple[AccessFact, ...]
+    mutants: tuple[tuple[Scalar, ...], ...]
+    subjects: tuple[tuple[str, str], ...]
+    """Short stable names for kernels, by their own."""
+    numbers: tuple[tuple[str, frozenset[int]], ...]
+    """Ordinals of plain 8-byte parameters, by kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +120,12 @@ def is_kept(compiled: Compiled, variant: KernelVariant, place: Place) -> bool:
 def read_all(wanted: Sequence[tuple[Compiled, KernelVariant]], place: Place) -> None:
     """Read every variant whose rows are not kept yet, so that `kept_tables` finds them."""
     missing = [(c, v) for c, v in wanted if c.folder is not None and not is_kept(c, v, place)]
+    missing.sort(key=lambda entry: entry[1].name)  # a variant's architectures behind each other
     if len(missing) < WORTH_SHARING:
         return
     with ProcessPoolExecutor(READERS, mp_context=multiprocessing.get_context("spawn")) as readers:
         for _ in readers.map(
-            kept_tables, *zip(*((c, v, place) for c, v in missing), strict=True), chunksize=4
+            kept_tables, *zip(*((c, v, place) for c, v in missing), strict=True), chunksize=6
         ):
             pass
 
@@ -156,60 +181,86 @@ def _read(compiled: Compiled, variant: KernelVariant, place: Place) -> _Read:
     """Parse what the compile left and gather facts at both levels."""
     record = compiled.record()
     ptx, sass = compiled.text(".ptx") or "", compiled.text(".sass")
-    resources = parse_cubin(compiled.cubin())
-    programs = parse_ptx(ptx)
-    if sass is not None:
-        programs += parse_sass(sass, {r.name: r for r in resources}, doubtful_lines(ptx))
     launches = _launches(record.get("launches"))
-    parameters = tuple(Parameter(name, role) for name, role in variant.parameters)
-    shown = _placer(place)
-    numbers = {p.name: _numbers(p, len(parameters)) for p in programs if p.level is Level.PTX}
-    program_facts: list[ProgramFact] = []
-    access_facts: list[AccessFact] = []
-    planted: list[tuple[Scalar, ...]] = []
-    for subject, program in _subjects(programs):
-        launch = launches.get(program.name, Launch())
-        plain = numbers.get(program.name, frozenset())
-        flow = read_flow(program)
-        fact, accesses = read_facts(program, subject, parameters, launch, shown, plain, flow)
-        program_facts.append(fact)
-        access_facts += accesses
-        same = {as_row(a) for a in accesses}
-        for mutation, changed in mutants(program, parameters, launch, plain, flow):
-            broken = [
-                a for a in changed if (subject, *as_row(a)[1:]) not in same and a.roles not in ("", "weight")
-            ]
-            broken.sort(key=lambda a: not access_findings([], [a]))  # a counter made weak breaks no rule
-            planted += [
-                (f"{mutation}:{program.level.value}:{subject}", *as_row(a)) for a in broken[:MUTANT_ROWS]
-            ]
-            if not broken:
-                planted.append(
-                    (f"{mutation}:{program.level.value}:{subject}", *(None,) * len(ACCESS_COLUMNS))
-                )
+    case = _Case(variant.parameters, tuple(launches.items()), place)
+    resources = parse_cubin(compiled.cubin())
+    levels = [_read_ptx(TARGET.sub("", ptx), case)]
+    if sass is not None:
+        source = (doubtful_lines(ptx), levels[0].numbers)
+        levels.append(_read_sass(TARGET.sub("", sass), resources, *source, case))
     missing = record.get("sass_missing")
     return _Read(
-        tuple(program_facts),
-        tuple(access_facts),
-        tuple(planted),
+        tuple(fact for level in levels for fact in level.programs),
+        tuple(fact for level in levels for fact in level.accesses),
+        tuple(row for level in levels for row in level.mutants),
         tuple(resource_row(r, _dynamic_bytes(ptx, launches.get(r.name, Launch()))) for r in resources),
-        _launch_rows(record.get("launches"), programs, variant),
+        _launch_rows(record.get("launches"), dict(levels[-1].subjects), variant),
         None if missing is None else str(missing),
     )
 
 
-def _subjects(programs: tuple[Program, ...]) -> Iterator[tuple[str, Program]]:
-    """Short stable names for kernels: their place in their own text."""
-    for level in Level:
-        own = [p for p in programs if p.level is level]
-        yield from ((f"kernel{number}", program) for number, program in enumerate(own))
+@lru_cache(maxsize=RECENT)
+def _read_ptx(text: str, case: _Case) -> _Level:
+    """One PTX module. Architectures often differ in its target line alone, which is left out."""
+    programs = parse_ptx(text)
+    numbers = tuple((p.name, _numbers(p, len(case.parameters))) for p in programs)
+    return _read_level(programs, numbers, case)
+
+
+@lru_cache(maxsize=RECENT)
+def _read_sass(
+    text: str,
+    resources: tuple[KernelResources, ...],
+    doubtful: frozenset[SourceLine],
+    numbers: tuple[tuple[str, frozenset[int]], ...],
+    case: _Case,
+) -> _Level:
+    """One disassembly; which parameters are plain numbers is known from the PTX."""
+    return _read_level(parse_sass(text, {r.name: r for r in resources}, doubtful), numbers, case)
+
+
+def _read_level(
+    programs: tuple[Program, ...], numbers: tuple[tuple[str, frozenset[int]], ...], case: _Case
+) -> _Level:
+    launches, shown, plain = dict(case.launches), _placer(case.place), dict(numbers)
+    parameters = tuple(Parameter(name, role) for name, role in case.parameters)
+    facts: list[ProgramFact] = []
+    accesses: list[AccessFact] = []
+    planted: list[tuple[Scalar, ...]] = []
+    subjects = tuple((program.name, f"kernel{number}") for number, program in enumerate(programs))
+    for (name, subject), program in zip(subjects, programs, strict=True):
+        own, launch = plain.get(name, frozenset()), launches.get(name, Launch())
+        flow = read_flow(program)
+        fact, found = read_facts(program, subject, parameters, launch, shown, own, flow)
+        facts.append(fact)
+        accesses += found
+        planted += _mutant_rows(subject, program, found, mutants(program, parameters, launch, own, flow))
+    return _Level(tuple(facts), tuple(accesses), tuple(planted), subjects, numbers)
+
+
+def _mutant_rows(
+    subject: str,
+    program: Program,
+    sound: Sequence[AccessFact],
+    changes: Iterable[tuple[str, tuple[AccessFact, ...]]],
+) -> list[tuple[Scalar, ...]]:
+    """Of each planted change a few accesses that it changed, or one empty row."""
+    same = {as_row(a) for a in sound}
+    rows: list[tuple[Scalar, ...]] = []
+    for mutation, changed in changes:
+        name = f"{mutation}:{program.level.value}:{subject}"
+        broken = [
+            a for a in changed if (subject, *as_row(a)[1:]) not in same and a.roles not in ("", "weight")
+        ]
+        broken.sort(key=lambda a: not access_findings([], [a]))  # a counter made weak breaks no rule
+        rows += [(name, *as_row(a)) for a in broken[:MUTANT_ROWS]] or [(name, *(None,) * len(ACCESS_COLUMNS))]
+    return rows
 
 
 def _launch_rows(
-    records: object, programs: tuple[Program, ...], variant: KernelVariant
+    records: object, subjects: Mapping[str, str], variant: KernelVariant
 ) -> tuple[tuple[Scalar, ...], ...]:
-    """Launches in their order, by the short names of their kernels."""
-    subjects = {program.name: subject for subject, program in _subjects(programs)}
+    """Launches in their order, by the short names of their kernels: their place in their own text."""
     names = [name for name, _ in variant.parameters]
     return tuple(
         launch_row(subjects.get(record["kernel"], record["kernel"]), record, names)

@@ -33,6 +33,9 @@ LABEL = re.compile(r"^([.$\w]+):\s*$")
 CODE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+\{?\s*(@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
 ADDRESSED = re.compile(r"^/\*[0-9a-f]{4,}\*/")
 REGISTER = re.compile(r"\b(U?R)(\d+)\b")
+WHOLE_REGISTER = re.compile(r"U?R(\d+|Z)(\.\w+)*")
+NUMBER = re.compile(r"-?0x[0-9a-f]+")
+COMMA = re.compile(r",\s*(?![^\[]*\])")
 BANK = re.compile(r"c\[0x0\]\[0x([0-9a-f]+)\]")
 INDEXED_BANK = re.compile(r"c\[(?!0x0\]\[0x)")
 TARGET = re.compile(r"`\(([^)]+)\)")
@@ -234,11 +237,11 @@ def _instruction(row: _Line, words: dict[int, frozenset[Origin]], follows: tuple
 
 
 def _split(text: str) -> list[str]:
-    return re.split(r",\s*(?![^\[]*\])", text)
+    return COMMA.split(text) if "[" in text else text.split(",")
 
 
 def _is_register(operand: str) -> bool:
-    return re.fullmatch(r"U?R(\d+|Z)(\.\w+)*", operand) is not None
+    return WHOLE_REGISTER.fullmatch(operand) is not None
 
 
 def _span(operand: str, words: int) -> tuple[str, ...]:
@@ -286,10 +289,12 @@ def _sum(family: str, sources: list[str]) -> int | None:
     """What an addition of one register and immediates, or a copy, adds; None for anything else."""
     if family in COPIES:
         return 0
+    if not family.startswith(SUMS):
+        return None
     rest = [o for o in sources if o not in ("RZ", "URZ") and not PREDICATE.match(o)]
-    numbers = [int(o, 16) for o in rest if re.fullmatch(r"-?0x[0-9a-f]+", o)]
+    numbers = [int(o, 16) for o in rest if NUMBER.fullmatch(o)]
     is_plain = sum(_is_register(o) for o in rest) == 1 and len(rest) == 1 + len(numbers)
-    return sum(numbers) if family.startswith(SUMS) and is_plain else None
+    return sum(numbers) if is_plain else None
 
 
 def _access(parts: list[str], operands: list[str]) -> Access | None:
