@@ -20,7 +20,7 @@ app = typer.Typer(
 def read(
     file: Annotated[Path, typer.Argument(help="A cubin, a shared library with device code, or a wheel.")],
     match: Annotated[str, typer.Option(help="Only cubins whose name contains this.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="At most this many cubins.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many cubins, evenly spread.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """What can be read of foreign machine code, and what cannot. 0: all was read; 1: not; 2: none there."""

@@ -209,7 +209,7 @@ def _run(context: StageContext, jobs: list[_Job]) -> Iterator[tuple[_Job, str]]:
                     command = context.pack.compile_command(job.architectures, job.names, job.folder)
                     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
                     running.append((job, child, time.monotonic() + JOB_TIMEOUT_S))
-                done = finished + sum(len(list(job.folder.glob("*/*.json"))) for job, _, _ in running)
+                done = finished + sum(_begun(job) for job, _, _ in running)
                 if done != said:
                     context.progress(f"compiling kernels: {done} of {total}")
                     said = done
@@ -224,6 +224,11 @@ def _run(context: StageContext, jobs: list[_Job]) -> Iterator[tuple[_Job, str]]:
             for _, child, _ in running:
                 child.kill()
                 child.wait()
+
+
+def _begun(job: _Job) -> int:
+    """How much of a job is compiled: code, or a record where there is none."""
+    return len({(p.parent, p.stem) for kind in ("cubin", "json") for p in job.folder.glob(f"*/*.{kind}")})
 
 
 def _ended(child: subprocess.Popen[bytes], limit: float) -> str | None:

@@ -9,10 +9,11 @@ import re
 import subprocess
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import TypeAdapter
 
@@ -25,6 +26,7 @@ from harness.stages.audit.sass import parse_sass, target_of, unread_lines
 
 __all__ = ["REPORTS", "ForeignKernel", "ForeignCubin", "cubins_in", "read_cubin"]
 
+T = TypeVar("T")
 TOOL_TIMEOUT_S = 600.0
 MAX_UNREAD_SHOWN = 5
 MAX_CUBINS = 1000
@@ -67,8 +69,9 @@ REPORTS: TypeAdapter[tuple[ForeignCubin, ...]] = TypeAdapter(tuple[ForeignCubin,
 
 @contextmanager
 def cubins_in(path: Path, pattern: str = "", limit: int = MAX_CUBINS) -> Iterator[tuple[Path, ...]]:
-    """Cubins of a file, at most `limit`, in a folder that ends with the block: the file itself, those inside
-    a shared library or a wheel whose path contains `pattern`. Raises `InputError` where there are none.
+    """Cubins of a file in a folder that ends with the block: the file itself, those inside a shared library
+    or a wheel whose path contains `pattern`; of more than `limit` so many, evenly spread. Raises `InputError`
+    where there are none.
     """
     with tempfile.TemporaryDirectory(prefix="cubins-") as place:
         folder = Path(place)
@@ -85,7 +88,7 @@ def cubins_in(path: Path, pattern: str = "", limit: int = MAX_CUBINS) -> Iterato
             raise InputError(
                 f"{path}: holds no cubin{named}; give a cubin, a shared library with device code, or a wheel"
             )
-        yield found[:limit]
+        yield _spread(found, limit)
 
 
 def read_cubin(path: Path) -> ForeignCubin:
@@ -138,6 +141,12 @@ def _kernel(program: Program, resources: KernelResources) -> ForeignKernel:
     )
 
 
+def _spread(found: Sequence[T], limit: int) -> tuple[T, ...]:
+    """At most `limit` of them, evenly spread."""
+    count = min(limit, len(found))
+    return tuple(found[i * len(found) // count] for i in range(count))
+
+
 def _is_cubin(path: Path) -> bool:
     """Whether the file is an ELF file for the CUDA machine (number 190)."""
     with path.open("rb") as file:
@@ -149,11 +158,11 @@ def _from_wheel(path: Path, folder: Path, pattern: str, limit: int) -> tuple[Pat
     found = []
     with zipfile.ZipFile(path) as wheel:
         members = [m for m in wheel.infolist() if m.filename.endswith(".cubin") and pattern in m.filename]
-        for number, member in enumerate(members[:limit]):
-            if member.file_size <= MAX_CUBIN_BYTES:
-                target = folder / f"{number}-{Path(member.filename).name[-120:]}"
-                target.write_bytes(wheel.read(member))
-                found.append(target)
+        fit = [m for m in members if m.file_size <= MAX_CUBIN_BYTES]
+        for number, member in enumerate(_spread(fit, limit)):
+            target = folder / f"{number}-{Path(member.filename).name[-120:]}"
+            target.write_bytes(wheel.read(member))
+            found.append(target)
     return tuple(found)
 
 

@@ -45,6 +45,8 @@ def test_cubins_of_a_wheel_are_chosen_by_name(tmp_path: Path) -> None:
     with cubins_in(wheel) as found:
         assert [p.name for p in found] == ["0-one.cubin", "1-two.cubin"]
         assert {p.parent for p in found} == {found[0].parent}
+    with cubins_in(wheel, limit=1) as found:
+        assert [p.name for p in found] == ["0-one.cubin"]
     with cubins_in(wheel, "one") as found:
         assert [p.name for p in found] == ["0-one.cubin"]
     with (
@@ -57,3 +59,12 @@ def test_cubins_of_a_wheel_are_chosen_by_name(tmp_path: Path) -> None:
 def test_a_missing_file_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"), cubins_in(tmp_path / "none.cubin"):
         pass
+
+
+def test_of_many_cubins_some_are_taken_from_the_whole_of_the_wheel(tmp_path: Path) -> None:
+    wheel = tmp_path / "kernels.whl"
+    with zipfile.ZipFile(wheel, "w") as file:
+        for number in range(10):
+            file.writestr(f"k{number}.cubin", b"x")
+    with cubins_in(wheel, limit=4) as found:
+        assert [p.name for p in found] == ["0-k0.cubin", "1-k2.cubin", "2-k5.cubin", "3-k7.cubin"]
