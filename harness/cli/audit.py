@@ -71,15 +71,30 @@ def read(
 def expect(
     bundle: Annotated[Path, typer.Argument(help="A bundle whose audit passed, in full for all variants.")],
     output: Annotated[Path, typer.Option("--out", help="File of expectations to write, as a pack reads it.")],
+    accept_spills: Annotated[
+        bool, typer.Option("--accept-spills", help="Write spills down as expected, too: you looked at each.")
+    ] = False,
 ) -> None:
-    """Write what the audited kernels cost as the limits of later audits; read the diff before you commit."""
+    """Write what the audited kernels cost as the limits of later audits; read the diff before you commit.
+
+    Of an audit without `--full` the limits of other kernels in the file stay.
+    """
+    import json
+
     from harness.cli.console import out
     from harness.evidence.pack import bundle_folder
     from harness.evidence.reader import open_bundle
-    from harness.stages.audit.expectations import expectations, render_expectations
+    from harness.stages.audit.expectations import expectations, merged, render_expectations
 
     with bundle_folder(bundle) as folder:
         opened = open_bundle(folder)
-        found = expectations(opened.plan.checks, opened.outcomes)
-    output.write_text(render_expectations(found))
-    out.print(f"{output}: {len(found)} kernel variants", markup=False, soft_wrap=True)
+        checks = opened.plan.checks
+        found = expectations(checks, opened.outcomes, accepts_spills=accept_spills)
+    old = json.loads(output.read_text()) if output.is_file() else {}
+    written = merged(old, found, checks)
+    output.write_text(render_expectations(written))
+    out.print(
+        f"{output}: {len(found)} kernel variants audited, {len(written)} written",
+        markup=False,
+        soft_wrap=True,
+    )

@@ -7,8 +7,8 @@ import pytest
 from harness.domain.cell import Cell
 from harness.domain.check import Check, Control, Figure, Finding, Outcome, Severity, StageName, Status
 from harness.domain.errors import InputError
-from harness.domain.policy import Tier
-from harness.stages.audit.expectations import expectations, render_expectations
+from harness.domain.machine import Tier
+from harness.stages.audit.expectations import expectations, merged, render_expectations
 
 CHECK = Check(
     id="audit/gate_c2/sm_90a",
@@ -21,9 +21,15 @@ CHECK = Check(
 )
 
 
-def outcome(status: Status, *rules: str, registers: int = 57, share: float | None = 0.75) -> Outcome:
+OTHER = CHECK.model_copy(update={"id": "audit/gate_c2/sm_100a", "cell": Cell(arch="sm_100a")})
+
+
+def outcome(
+    status: Status, *rules: str, registers: int = 57, share: float | None = 0.75, spilled: int = 0,
+    check: Check = CHECK,
+) -> Outcome:  # fmt: skip
     return Outcome(
-        check=CHECK.id,
+        check=check.id,
         status=status,
         tier=Tier.SMOKE,
         summary="s",
@@ -31,6 +37,7 @@ def outcome(status: Status, *rules: str, registers: int = 57, share: float | Non
         control=Control(kind="planted", description="d", failed=True, observed="o"),
         figures=(
             Figure(name="registers", value=registers),
+            Figure(name="spill_bytes", value=spilled),
             Figure(name="load16_share", value=share, missing=None if share is not None else "none"),
         ),
         findings=tuple(Finding(rule=r, severity=Severity.ERROR, message="m", remedy="r") for r in rules),
@@ -39,22 +46,51 @@ def outcome(status: Status, *rules: str, registers: int = 57, share: float | Non
 
 def test_registers_are_limited_in_eights_and_wide_loads_to_the_percent() -> None:
     assert expectations([CHECK], [outcome(Status.PASS)]) == {
-        "gate_c2": {"sm_90a.max_registers": 64, "sm_90a.min_wide_loads_percent": 74}
+        "gate_c2": {"max_registers": 64, "min_wide_loads_percent": 74}
     }
     assert expectations([CHECK], [outcome(Status.PASS, registers=64, share=1.0)]) == {
-        "gate_c2": {"sm_90a.max_registers": 64, "sm_90a.min_wide_loads_percent": 100}
+        "gate_c2": {"max_registers": 64, "min_wide_loads_percent": 100}
     }
 
 
 def test_a_kernel_without_loads_by_threads_has_no_limit_on_them() -> None:
     found = expectations([CHECK], [outcome(Status.PASS, share=None)])
-    assert found == {"gate_c2": {"sm_90a.max_registers": 64}}
+    assert found == {"gate_c2": {"max_registers": 64}}
 
 
 def test_an_audit_that_failed_its_old_limits_may_set_new_ones_and_one_with_a_fault_may_not() -> None:
     assert expectations([CHECK], [outcome(Status.FAIL, "registers", "wide_loads")])
     with pytest.raises(InputError, match="1 audits did not pass, first audit/gate_c2/sm_90a"):
         expectations([CHECK], [outcome(Status.FAIL, "registers", "load_before_wait")])
+
+
+def test_a_spill_is_expected_only_where_a_person_accepts_it() -> None:
+    spilled = outcome(Status.FAIL, "spill", spilled=16)
+    with pytest.raises(InputError, match="1 audits did not pass"):
+        expectations([CHECK], [spilled])
+    found = expectations([CHECK], [spilled], accepts_spills=True)
+    assert found["gate_c2"]["spill_bytes"] == 16
+
+
+def test_a_limit_that_differs_between_architectures_names_them() -> None:
+    outcomes = [outcome(Status.PASS), outcome(Status.PASS, registers=70, check=OTHER)]
+    assert expectations([CHECK, OTHER], outcomes) == {
+        "gate_c2": {
+            "sm_90a.max_registers": 64,
+            "sm_100a.max_registers": 72,
+            "min_wide_loads_percent": 74,
+        }
+    }
+
+
+def test_an_audit_of_some_kernels_leaves_the_limits_of_the_others() -> None:
+    old, found = {"gate_c2": {"x": 1}, "gate_c7": {"x": 2}}, {"gate_c2": {"x": 3}}
+    smoke, full = (
+        CHECK.model_copy(update={"parameters": (("variant", "gate_c2"), ("set", name))})
+        for name in ("smoke", "full")
+    )
+    assert merged(old, found, [smoke]) == {"gate_c2": {"x": 3}, "gate_c7": {"x": 2}}
+    assert merged(old, found, [full]) == found
 
 
 def test_a_bundle_without_audits_says_so() -> None:
