@@ -228,7 +228,10 @@ class K3DecodePack:
 
     def collective_trials(self) -> tuple[CollectiveTrial, ...]:
         """The same on GPUs."""
-        return (CollectiveTrial("exchange", (2, 4, 8, 16), _trial_command),)
+        return (
+            CollectiveTrial("exchange", (2, 4, 8, 16), _trial_command),
+            CollectiveTrial("exchange_fused", (2, 4, 8, 16), _fused_trial_command),
+        )
 
     def decline_reasons(self) -> tuple[str, ...]:
         """The dispatcher's closed list."""
@@ -341,7 +344,18 @@ class K3DecodePack:
 
 def _trial_command(ranks: int, is_played: bool, results: Path) -> tuple[str, ...]:
     """The exchanges' trial: by one process that plays all ranks, or by a process a GPU."""
-    module = ("-m", "k3_decode.collectives.trial", "--epochs", "2000", "--out", str(results))
+    return _ranks_command(
+        ("-m", "k3_decode.collectives.trial", "--epochs", "2000"), ranks, is_played, results
+    )
+
+
+def _fused_trial_command(ranks: int, is_played: bool, results: Path) -> tuple[str, ...]:
+    """The fused exchanges' and context parallelism's."""
+    return _ranks_command(("-m", "k3_decode.collectives.trial_fused"), ranks, is_played, results)
+
+
+def _ranks_command(program: tuple[str, ...], ranks: int, is_played: bool, results: Path) -> tuple[str, ...]:
+    module = (*program, "--out", str(results))
     if is_played:
         return (sys.executable, "-P", *module, "--ranks", str(ranks))
     return (

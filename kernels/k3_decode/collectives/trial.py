@@ -27,7 +27,7 @@ from k3_decode.collectives.groups import ExchangeError, ExchangeGroup, played, s
 from k3_decode.cute.exchange import FORMS, exchange
 from k3_decode.ops.exchange import rank_ordered_sum, sum_bound, true_sum
 
-__all__ = ["Rig", "main"]
+__all__ = ["ABORT_LOOKS", "CONTROL", "Rig", "main", "of_all_ranks"]
 
 HIDDEN = 7168
 ROWS = (1, 2, 5, 8, 16, 33, 64)
@@ -187,6 +187,20 @@ def skewed_streams(rig: Rig, turns: int) -> None:
             rig.compare(rows, form, place)
 
 
+def busy_device(rig: Rig, turns: int) -> None:
+    """Real ranks only: each in turn has large products on a stream beside its exchanges."""
+    side = _stream(rig.device)
+    matrix = torch.ones((4096, 4096), dtype=torch.bfloat16, device=rig.device)
+    product = torch.empty_like(matrix)
+    for turn in range(turns):
+        if rig.group.first_rank == turn % rig.group.layout.ranks:
+            with torch.cuda.stream(side):
+                for _ in range(6):
+                    torch.mm(matrix, matrix, out=product)
+        epochs_in_turn(rig, 20, delay_ns=0, is_apart=False)
+    torch.cuda.current_stream(rig.device).wait_stream(side)
+
+
 def chained(rig: Rig, turns: int) -> None:
     """Launches that start while their predecessors run, nothing between them."""
     for _ in range(turns):
@@ -291,13 +305,22 @@ def wrong_epoch(rig: Rig) -> None:
         group.reset()
 
 
-def _anywhere(group: ExchangeGroup, is_so: bool) -> bool:
-    """Whether it is so on any rank: all must reset a group together."""
+def of_all_ranks(group: ExchangeGroup, wrong: int, fault: str) -> tuple[int, str]:
+    """Wrong words of all ranks together, and the first rank's fault that has one: all ranks must reset a
+    group together, and one of them writes the record.
+    """
     if group.process_group is None:
-        return is_so
-    found = torch.tensor([int(is_so)], device=group.mailboxes.device)
-    distributed.all_reduce(found, op=distributed.ReduceOp.MAX, group=group.process_group)
-    return bool(found.item())
+        return wrong, fault
+    every: list[Any] = [None] * group.layout.ranks
+    distributed.all_gather_object(every, (wrong, fault), group=group.process_group)
+    return sum(one for one, _ in every), next((words for _, words in every if words), "")
+
+
+def made_anew(rig: Rig, other: Rig, make: Callable[[int], ExchangeGroup]) -> None:
+    """A group is closed and another one made in its place; the first goes on."""
+    other.group.close()
+    other.group = make(64 * HIDDEN * 2)
+    two_groups(rig, other, 20)
 
 
 def run_trials(
@@ -312,10 +335,12 @@ def run_trials(
         "delayed_blocks": lambda: epochs_in_turn(rig, 300, delay_ns=DELAY_NS, is_apart=False),
         "ranks_apart": lambda: epochs_in_turn(rig, 200, delay_ns=0, is_apart=True),
         "each_rank_late": lambda: skewed_streams(rig, 64),
+        **({} if group.process_group is None else {"busy_device": lambda: busy_device(rig, 24)}),
         "chained": lambda: chained(rig, 300),
         "replays": lambda: replays(rig, 200),
         "two_groups": lambda: two_groups(rig, other, 200),
         "abort_and_reset": lambda: abort_and_reset(rig),
+        "made_anew": lambda: made_anew(rig, other, make),
         CONTROL: lambda: wrong_epoch(rig),
     }
     for name, trial in trials.items():
@@ -330,10 +355,10 @@ def run_trials(
             other.group.require_sound()
         except ExchangeError as error:
             failed = str(error)[:300]
-        if _anywhere(group, bool(failed)):
+        wrong, failed = of_all_ranks(group, int(rig.wrong.item() + other.wrong.item()), failed)
+        if failed:
             group.reset()
             other.group.reset()
-        wrong = int(rig.wrong.item() + other.wrong.item())
         is_right &= bool(wrong or failed) == (name == CONTROL)
         log(
             {
@@ -371,8 +396,10 @@ def main(argv: list[str] | None = None) -> int:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
         distributed.init_process_group("nccl", device_id=device)
-        world = distributed.group.WORLD
-        is_right = run_trials(lambda room: symmetric(world, room, device), asked.epochs, log)
+        # Every group of mailboxes over a process group of its own.
+        is_right = run_trials(
+            lambda room: symmetric(distributed.new_group(), room, device), asked.epochs, log
+        )
         distributed.destroy_process_group()
     else:
         device = torch.device("cuda")

@@ -6,7 +6,7 @@
 Played ranks share one memory and no link: their figures tell what the kernels' own steps cost (launch,
 control, send, wait, sum) and nothing about NVLink; a group of one rank tells what the fused form costs
 beside no exchange at all. Every arm is a CUDA graph of `CALLS` calls, weights rotate so that none stays in
-L2, and of each sample the slowest rank counts. One JSON line a cell.
+L2, and of each sample the slowest rank counts. One JSON line a cell, with every sample.
 """
 
 import argparse
@@ -18,11 +18,10 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed
-from torch.nn import functional
 
 from k3_decode.collectives.groups import ExchangeGroup, played, symmetric
 from k3_decode.cute.attn_res import attn_res
@@ -37,45 +36,61 @@ __all__ = ["main"]
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CALLS, REPLAYS, SAMPLES = 24, 5, 15
+HEAD_START_CYCLES = 400_000
+"""For which the device sleeps while the host asks for a sample: 0.2 ms."""
 WEIGHT_SETS = 8
 BLOCKS = 4
 Arm = Callable[[int], None]
 """One call; its number in the graph picks the weights."""
 
 
-def time_arms(arms: dict[str, Arm], is_shared: bool) -> dict[str, float]:
-    """Median microseconds a call of each arm; arms take turns in a sample, so that clocks drift for all."""
-    graphs = {}
-    for name, arm in arms.items():
-        for call in range(2):
-            arm(call)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for call in range(CALLS):
-                arm(call)
-        graph.replay()
-        graphs[name] = graph
-    torch.cuda.synchronize()
+def time_arms(arms: dict[str, Arm], group: ExchangeGroup, calls: int = CALLS) -> dict[str, list[float]]:
+    """Microseconds a call of each arm, of each sample the slowest rank's; arms take turns in a sample, so
+    that clocks drift for all.
+
+    Ranks meet on the device before the span begins, when the host has already asked for all of it, so that
+    neither a late host nor a late rank is in the time.
+    """
+    is_shared = group.process_group is not None
+    graphs = {name: _graph(arm, calls) for name, arm in arms.items()}
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call,unused-ignore]
     us: dict[str, list[float]] = {name: [] for name in arms}
     for sample in range(SAMPLES):
         names = list(arms) if sample % 2 else list(reversed(arms))
         for name in names:
-            if is_shared:
-                distributed.barrier()
             torch.cuda.synchronize()
+            torch.cuda._sleep(HEAD_START_CYCLES)  # type: ignore[no-untyped-call,unused-ignore]
+            if is_shared:
+                group.handle.barrier()
             start.record()
             for _ in range(REPLAYS):
                 graphs[name].replay()
             stop.record()
             torch.cuda.synchronize()
-            us[name].append(start.elapsed_time(stop) * 1e3 / (REPLAYS * CALLS))
+            us[name].append(start.elapsed_time(stop) * 1e3 / (REPLAYS * calls))
     if is_shared:
         for name, samples in us.items():
             slowest = torch.tensor(samples, dtype=torch.float64, device="cuda")
             distributed.all_reduce(slowest, op=distributed.ReduceOp.MAX)
             us[name] = slowest.tolist()
+    return us
+
+
+def _graph(arm: Arm, calls: int) -> torch.cuda.CUDAGraph:
+    for call in range(2):
+        arm(call)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in range(calls):
+            arm(call)
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph
+
+
+def medians(us: dict[str, list[float]]) -> dict[str, float]:
+    """Of each arm's samples."""
     return {name: round(statistics.median(samples), 2) for name, samples in us.items()}
 
 
@@ -90,25 +105,47 @@ def exchange_arms(group: ExchangeGroup, rows: int, columns: int) -> dict[str, Ar
 
     arms = {"one_shot": run("one_shot"), "two_stage": run("two_stage")}
     if group.process_group is not None:
-        arms |= all_reduces(group, rows, columns)
+        reductions = all_reduces(group, rows, columns)
+        arms |= {name: lambda _, way=way: _drop(way.sum()) for name, way in reductions.items()}  # type: ignore[misc]
     return arms
 
 
-def all_reduces(group: ExchangeGroup, rows: int, columns: int) -> dict[str, Arm]:
+class AllReduce(NamedTuple):
+    """One of stock's: where a rank's part goes, and what gives the sum of all."""
+
+    part: torch.Tensor
+    sum: Callable[[], torch.Tensor]
+
+
+def all_reduces(group: ExchangeGroup, rows: int, columns: int) -> dict[str, AllReduce]:
     """Stock's all-reduces of one shape."""
+    device, world = group.mailboxes.device, group.process_group
+    name, plain = world.group_name, torch.zeros((rows, columns), dtype=torch.bfloat16, device=device)
+    shared = _shared_rows(device, world)[: rows * columns].view(rows, columns)
+
+    def nccl() -> torch.Tensor:
+        distributed.all_reduce(plain, group=world)
+        return plain
+
+    return {
+        "nccl": AllReduce(plain, nccl),
+        "symm_one_shot": AllReduce(
+            shared, lambda: torch.ops.symm_mem.one_shot_all_reduce(shared, "sum", name)
+        ),
+        "symm_two_shot": AllReduce(
+            shared, lambda: torch.ops.symm_mem.two_shot_all_reduce_(shared, "sum", name)
+        ),
+    }
+
+
+@cache
+def _shared_rows(device: torch.device, world: Any) -> torch.Tensor:
+    """Memory that all ranks map, for the largest shape."""
     import torch.distributed._symmetric_memory as symmetric_memory
 
-    device, world = group.mailboxes.device, group.process_group
-    plain = torch.zeros((rows, columns), dtype=torch.bfloat16, device=device)
-    shared = symmetric_memory.empty(rows * columns, dtype=torch.bfloat16, device=device)
+    shared = symmetric_memory.empty(max(BATCHES) * K3.hidden, dtype=torch.bfloat16, device=device)
     symmetric_memory.rendezvous(shared, world)
-    shared.zero_()
-    name = world.group_name
-    return {
-        "nccl": lambda _: _drop(distributed.all_reduce(plain, group=world)),
-        "symm_one_shot": lambda _: _drop(torch.ops.symm_mem.one_shot_all_reduce(shared, "sum", name)),
-        "symm_two_shot": lambda _: _drop(torch.ops.symm_mem.two_shot_all_reduce_(shared, "sum", name)),
-    }
+    return shared.zero_()
 
 
 def fused_arms(group: ExchangeGroup, rows: int, tp: int) -> dict[str, Arm]:
@@ -161,15 +198,15 @@ def fused_arms(group: ExchangeGroup, rows: int, tp: int) -> dict[str, Arm]:
         "fused": fused(False), "fused_two_stage": fused(True), "sent_by_consumer": sent_by_consumer,
         "apart": apart, "without_exchange": alone,
     }  # fmt: skip
-    stock, reductions = _stock_attn_res(), dict[str, Arm](without_exchange=_drop)
+    stock, plain = _stock_attn_res(), torch.empty_like(part[0])
+    reductions = {"without_exchange": AllReduce(plain, lambda: plain)}
     if group.process_group is not None:
         reductions = all_reduces(group, rows, K3.hidden)
-    for name, reduce in reductions.items():
+    for name, way in reductions.items():
 
-        def call(number: int, reduce: Arm = reduce) -> None:
-            delta = functional.linear(x, weights[number % WEIGHT_SETS])
-            reduce(number)
-            stock(prefix[0], delta, blocks[0], norm, score, norm)
+        def call(number: int, way: AllReduce = way) -> None:
+            torch.mm(x, weights[number % WEIGHT_SETS].T, out=way.part)
+            stock(prefix[0], way.sum(), blocks[0], norm, score, norm)
 
         arms[f"stock_{name}"] = call
     return arms
@@ -203,18 +240,17 @@ def _drop(_: object) -> None:
 
 def measure(group: ExchangeGroup, log: Callable[[dict[str, Any]], None]) -> None:
     """Every cell of one group."""
-    is_real = group.process_group is not None
     cells = [(columns, rows) for columns in (K3.hidden, K3.latent) for rows in BATCHES]
     for columns, rows in cells if group.layout.ranks > 1 else []:
-        us = time_arms(exchange_arms(group, rows, columns), is_real)
+        us = time_arms(exchange_arms(group, rows, columns), group)
         group.require_sound()
-        log({"cell": "exchange", "columns": columns, "rows": rows, "us": us})
+        log({"cell": "exchange", "columns": columns, "rows": rows, "us": medians(us), "samples": us})
     if group.local == 1:
         for tp in (8, 16):
             for rows in BATCHES:
-                us = time_arms(fused_arms(group, rows, tp), is_real)
+                us = time_arms(fused_arms(group, rows, tp), group)
                 group.require_sound()
-                log({"cell": "oproj_attn_res", "tp": tp, "rows": rows, "us": us})
+                log({"cell": "oproj_attn_res", "tp": tp, "rows": rows, "us": medians(us), "samples": us})
     group.close()
 
 
@@ -249,7 +285,8 @@ def main(argv: list[str] | None = None) -> int:
     def log(record: dict[str, Any]) -> None:
         lines.append(json.dumps(record))
         if int(os.environ.get("RANK", "0")) == 0:
-            sys.stdout.write(lines[-1] + "\n")
+            shown = {name: value for name, value in record.items() if name != "samples"}
+            sys.stdout.write(json.dumps(shown) + "\n")
             sys.stdout.flush()
 
     with nullcontext() if asked.objects is None else use_objects(asked.objects):
