@@ -1,11 +1,15 @@
 """Functions of C++ and CUDA headers, as callers of other files meet them."""
 
+import time
+from collections.abc import Callable
+
+import pytest
 from ast_grep_py import SgRoot
 
 from harness.stages.isolation.detectors.cpp_definitions import (
+    Accepting,
     CppFunction,
     Overloads,
-    accepted_by,
     cpp_functions,
 )
 
@@ -48,13 +52,34 @@ def test_public_members_and_operators_are_read() -> None:
 def test_calls_fit_a_further_parameter_with_a_default_and_an_overload() -> None:
     before = _functions("void f(int a, float b = 1);")["f"][0]
 
-    assert accepted_by(before, _functions("void f(int x, float y = 2, int z = 0);")["f"])
-    assert accepted_by(before, _functions("void f(long a); void f(int a, float b = 1);")["f"])
+    assert Accepting(_functions("void f(int x, float y = 2, int z = 0);")["f"]).accepts(before)
+    assert Accepting(_functions("void f(long a); void f(int a, float b = 1);")["f"]).accepts(before)
 
 
 def test_calls_do_not_fit_another_type_or_a_default_that_is_gone() -> None:
     before = _functions("void f(int a, float b = 1);")["f"][0]
 
-    assert not accepted_by(before, _functions("void f(int a, float b);")["f"])
-    assert not accepted_by(before, _functions("void f(long a, float b = 1);")["f"])
-    assert not accepted_by(before, _functions("void f(int a);")["f"])
+    assert not Accepting(_functions("void f(int a, float b);")["f"]).accepts(before)
+    assert not Accepting(_functions("void f(long a, float b = 1);")["f"]).accepts(before)
+    assert not Accepting(_functions("void f(int a);")["f"]).accepts(before)
+
+
+def _long_class(members: int) -> str:
+    return "class C { public:\n" + "".join(f"void m{n}(int a = {n});\n" for n in range(members)) + "};\n"
+
+
+def _overloaded(members: int) -> str:
+    return "".join(f"void f(T{n} a);\n" for n in range(members))
+
+
+@pytest.mark.parametrize("text", [_long_class, _overloaded], ids=["members", "overloads"])
+def test_time_grows_with_the_file_and_no_faster(text: Callable[[int], str]) -> None:
+    def took(members: int) -> float:
+        begun = time.process_time()
+        for overloads in (found := _functions(text(members))).values():
+            assert all(map(Accepting(overloads).accepts, overloads))
+        assert sum(map(len, found.values())) == members
+        return time.process_time() - begun
+
+    least = min(took(500) for _ in range(3))
+    assert took(4000) < 8 * 2.5 * least  # eight times as much; squares would take sixty-four

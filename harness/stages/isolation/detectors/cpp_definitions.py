@@ -1,15 +1,19 @@
 """What a C++ or CUDA file declares, compared between base and head: functions that callers elsewhere use."""
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from harness.stages.isolation.source import Node
 
-__all__ = ["CppFunction", "Overloads", "accepted_by", "cpp_functions"]
+__all__ = ["Accepting", "CppFunction", "Overloads", "cpp_functions"]
 
 PUBLIC_AT_FIRST: Final = ("struct_specifier", "union_specifier")
 CLASSES: Final = ("class_specifier", *PUBLIC_AT_FIRST)
+SHUT: Final = ("compound_statement", "lambda_expression", "parameter_list", "friend_declaration")
+"""What is declared in these is nobody else's."""
 PARAMETERS: Final = ("parameter_declaration", "optional_parameter_declaration")
 NAMES: Final = (
     "identifier", "field_identifier", "qualified_identifier", "operator_name", "destructor_name",
@@ -17,6 +21,7 @@ NAMES: Final = (
 )  # fmt: skip
 _MISREAD: Final = re.compile(r">\w")
 """A return type that was taken for part of the name, as happens behind an unknown macro."""
+_STATIC: Final = re.compile(r"(\w+\s+)*static\b")
 _INNER_NAMES: Final = ("identifier", "field_identifier")
 
 
@@ -36,77 +41,115 @@ Overloads = dict[str, list[CppFunction]]
 
 def cpp_functions(root: Node | None) -> Overloads:
     """Functions that another file can call: none that is static, private, in a namespace without a name, or
-    inside a function. Names that a macro makes are not seen.
+    inside a function. Names that a macro makes are not seen. Every node is looked at once.
     """
-    found: Overloads = {}
-    for node in root.find_all(kind="function_declarator") if root is not None else ():
-        name = _public_name(node)
-        if name is None:
-            continue
-        parameters = [p for p in node.field("parameters").named_children() if p.kind() in PARAMETERS]
-        types = [t for t in map(_type, parameters) if t != "void"]
-        if re.search(r"\.\.\.\s*\)$", node.field("parameters").text()):
-            types.append("...")
-        defaults = [_default(p) for p in parameters][: len(types)]
-        function = CppFunction(
-            node.range().start.line + 1, tuple(types), (*defaults, *[None] * (len(types) - len(defaults)))
-        )
-        if all(function[1:] != other[1:] for other in found.get(name, ())):
-            found.setdefault(name, []).append(function)
-    return found
+    found: dict[str, dict[tuple[object, ...], CppFunction]] = {}
+    waiting = [] if root is None else [_Place(root, "", is_member=False)]
+    while waiting:
+        place = waiting.pop()
+        if place.node.kind() == "function_declarator" and (name := _name(place.node)) is not None:
+            function = _function(place.node)
+            found.setdefault(place.scope + name, {}).setdefault(function[1:], function)
+        waiting.extend(reversed(tuple(_open_below(place))))
+    return {name: list(overloads.values()) for name, overloads in found.items()}
 
 
-def accepted_by(function: CppFunction, after: list[CppFunction]) -> bool:
-    """Whether every call that fitted the function fits one of those: the same types, further ones with a
-    default, and nothing newly required.
-    """
-    required = sum(default is None for default in function.defaults)
-    length = len(function.types)
-    return any(
-        other.types[:length] == function.types
-        and sum(default is None for default in other.defaults) <= required
-        for other in after
-    )
+class Accepting:
+    """Overloads of one name, to ask which calls fit them: as quick for thousands as for one."""
+
+    def __init__(self, overloads: Iterable[CppFunction]) -> None:
+        self._root = _Branch()
+        for function in overloads:
+            branch = self._root
+            branch.add(function)
+            for word in function.types:
+                branch = branch.below.setdefault(word, _Branch())
+                branch.add(function)
+
+    def first(self, types: Sequence[str]) -> CppFunction | None:
+        """The first overload whose parameters begin with these types."""
+        branch = self._branch(types)
+        return None if branch is None else branch.first
+
+    def accepts(self, function: CppFunction) -> bool:
+        """Whether every call that fitted the function fits one of these: the same types, further ones with a
+        default, and nothing newly required.
+        """
+        branch = self._branch(function.types)
+        return branch is not None and branch.required <= _required(function)
+
+    def _branch(self, types: Sequence[str]) -> "_Branch | None":
+        branch: _Branch | None = self._root
+        for word in types:
+            branch = None if branch is None else branch.below.get(word)
+        return branch
 
 
-def _public_name(declarator: Node) -> str | None:
+@dataclass(slots=True)
+class _Branch:
+    """Overloads that begin with the same types."""
+
+    below: dict[str, "_Branch"] = field(default_factory=dict)
+    first: CppFunction | None = None
+    required: float = math.inf
+    """Least number of arguments that one of them needs."""
+
+    def add(self, function: CppFunction) -> None:
+        self.first = self.first or function
+        self.required = min(self.required, _required(function))
+
+
+class _Place(NamedTuple):
+    """A node that callers of other files may see, and where it lies."""
+
+    node: Node
+    scope: str
+    """Namespaces and classes around it, each with `::` behind it."""
+    is_member: bool
+
+
+def _open_below(place: _Place) -> Iterator[_Place]:
+    """Nodes right below this one that other files may see."""
+    node, kind = place.node, place.node.kind()
+    is_declared = kind in ("function_definition", "declaration", "field_declaration")
+    if kind in SHUT or (is_declared and not place.is_member and _STATIC.match(node.text())):
+        return
+    if kind not in (*CLASSES, "namespace_definition"):
+        yield from (_Place(child, place.scope, is_member=False) for child in node.named_children())
+        return
+    name, body = node.field("name"), node.field("body")
+    if name is None or body is None:
+        return
+    scope = f"{place.scope}{name.text()}::"
+    said = "private" if kind == "class_specifier" else "public"
+    for child in body.named_children():
+        if child.kind() == "access_specifier":
+            said = child.text().strip(" :")
+        elif said == "public":
+            yield _Place(child, scope, is_member=kind in CLASSES)
+
+
+def _name(declarator: Node) -> str | None:
     named = declarator.field("declarator")
     if named is None or named.kind() not in NAMES:
         return None
-    parts = [re.sub(r"\s+", "", named.text())]
-    if _MISREAD.search(parts[0]):
-        return None
-    inner = declarator
-    for above in declarator.ancestors():
-        kind = above.kind()
-        if kind in ("compound_statement", "lambda_expression", "parameter_list", "friend_declaration"):
-            return None
-        if kind in ("function_definition", "declaration", "field_declaration"):
-            is_member = above.parent() is not None and above.parent().kind() == "field_declaration_list"
-            if not is_member and re.match(r"(\w+\s+)*static\b", above.text()):
-                return None
-        if kind in CLASSES:
-            if _is_hidden(inner, above) or above.field("name") is None:
-                return None
-            parts.insert(0, above.field("name").text())
-        if kind == "namespace_definition":
-            if above.field("name") is None:
-                return None
-            parts.insert(0, above.field("name").text())
-        inner = above if kind not in ("field_declaration_list",) else inner
-    return "::".join(parts)
+    text = re.sub(r"\s+", "", named.text())
+    return None if _MISREAD.search(text) else text
 
 
-def _is_hidden(member: Node, cls: Node) -> bool:
-    """Whether the last access specifier above a member hides it from callers."""
-    body = cls.field("body")
-    said = "public" if cls.kind() in PUBLIC_AT_FIRST else "private"
-    for child in body.children() if body is not None else ():
-        if child.range().start.index >= member.range().start.index:
-            break
-        if child.kind() == "access_specifier":
-            said = child.text().strip(" :")
-    return said != "public"
+def _function(declarator: Node) -> CppFunction:
+    listed = declarator.field("parameters")
+    parameters = [p for p in listed.named_children() if p.kind() in PARAMETERS]
+    types = [t for t in map(_type, parameters) if t != "void"]
+    if listed.text().removesuffix(")").rstrip().endswith("..."):
+        types.append("...")
+    defaults = [_default(p) for p in parameters][: len(types)]
+    line = declarator.range().start.line + 1
+    return CppFunction(line, tuple(types), (*defaults, *[None] * (len(types) - len(defaults))))
+
+
+def _required(function: CppFunction) -> int:
+    return sum(default is None for default in function.defaults)
 
 
 def _type(parameter: Node) -> str:

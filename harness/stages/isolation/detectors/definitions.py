@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from harness.domain.policy import Rule
-from harness.stages.isolation.detectors.cpp_definitions import accepted_by, cpp_functions
+from harness.stages.isolation.detectors.cpp_definitions import Accepting, Overloads, cpp_functions
 from harness.stages.isolation.source import Node, Source
 from harness.stages.isolation.surroundings import Match, Surroundings
 
@@ -95,34 +95,40 @@ def _is_header(source: Source) -> bool:
     return is_kept and source.language in ("cpp", "cuda") and source.path.endswith(HEADERS)
 
 
+def _both_sides(source: Source) -> tuple[Overloads, Overloads, dict[str, Accepting]]:
+    """What a header declared, what it declares now, and what calls that fits, by name."""
+
+    def made(s: Source) -> tuple[Overloads, Overloads, dict[str, Accepting]]:
+        new = cpp_functions(s.root)
+        return cpp_functions(s.old_root), new, {name: Accepting(left) for name, left in new.items()}
+
+    return source.derive("cpp_functions", made)
+
+
 def _cpp_broken(source: Source) -> Iterator[tuple[str, int | None, str]]:
     """(name, line, words) of functions that some call fitted and fits no longer."""
-    new = cpp_functions(source.root)
-    for name, overloads in cpp_functions(source.old_root).items():
-        left = new.get(name)
-        if left is None:
+    old, new, fits = _both_sides(source)
+    for name, overloads in old.items():
+        if name not in new:
             yield name, None, "is gone"
-        elif not all(accepted_by(function, left) for function in overloads):
-            yield name, left[0].line, "breaks calls that fitted"
+        elif not all(map(fits[name].accepts, overloads)):
+            yield name, new[name][0].line, "breaks calls that fitted"
 
 
 def _cpp_extended(source: Source) -> Iterator[tuple[str, int | None, str]]:
-    new = cpp_functions(source.root)
-    for name, overloads in cpp_functions(source.old_root).items():
-        left = new.get(name, [])
-        fits = bool(left) and all(accepted_by(function, left) for function in overloads)
-        if fits and {f.types for f in left} != {f.types for f in overloads}:
-            yield name, left[0].line, "takes more than before"
+    old, new, fits = _both_sides(source)
+    for name, overloads in old.items():
+        is_fit = name in new and all(map(fits[name].accepts, overloads))
+        if is_fit and {f.types for f in new[name]} != {f.types for f in overloads}:
+            yield name, new[name][0].line, "takes more than before"
 
 
 def _cpp_defaults(source: Source) -> Iterator[tuple[str, int, str]]:
     """(name, line, words) of parameters whose default has another value."""
-    new = cpp_functions(source.root)
-    for name, overloads in cpp_functions(source.old_root).items():
+    old, _, fits = _both_sides(source)
+    for name, overloads in old.items():
         for function in overloads:
-            same = next(
-                (f for f in new.get(name, ()) if f.types[: len(function.types)] == function.types), None
-            )
+            same = fits[name].first(function.types) if name in fits else None
             for before, after in zip(function.defaults, same.defaults if same else (), strict=False):
                 if same is not None and before is not None and after is not None and before != after:
                     yield name, same.line, f"default {_short(before)} became {_short(after)}"
