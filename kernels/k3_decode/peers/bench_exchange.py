@@ -30,6 +30,7 @@ from k3_decode.cute.exchange import exchange
 from k3_decode.cute.oproj_allreduce import oproj_allreduce
 from k3_decode.cute.projection import projection
 from k3_decode.kernel_objects import use_objects
+from k3_decode.peers.exchange_flags import exchange_flags
 from k3_decode.shapes import K3
 
 __all__ = ["main"]
@@ -94,8 +95,10 @@ def medians(us: dict[str, list[float]]) -> dict[str, float]:
     return {name: round(statistics.median(samples), 2) for name, samples in us.items()}
 
 
-def exchange_arms(group: ExchangeGroup, rows: int, columns: int) -> dict[str, Arm]:
-    """The exchange in both forms; between real ranks beside NCCL and torch's symmetric memory."""
+def exchange_arms(group: ExchangeGroup, flags: ExchangeGroup, rows: int, columns: int) -> dict[str, Arm]:
+    """The exchange in both forms and by flags (over a group of its own); between real ranks beside NCCL and
+    torch's symmetric memory.
+    """
     device, launches = group.mailboxes.device, _launches(group)
     part = torch.randn((group.local, rows, columns), device=device).to(torch.bfloat16)
     out = torch.empty_like(part)
@@ -103,7 +106,16 @@ def exchange_arms(group: ExchangeGroup, rows: int, columns: int) -> dict[str, Ar
     def run(form: str) -> Arm:
         return lambda _: exchange(part=part, out=out, launches=launches, form=form, **group.arguments())
 
-    arms = {"one_shot": run("one_shot"), "two_stage": run("two_stage")}
+    by_flags = torch.empty_like(part)
+
+    def flagged(_: int) -> None:
+        exchange_flags(part=part, out=by_flags, launches=launches, **flags.arguments())
+
+    arms = {"one_shot": run("one_shot"), "two_stage": run("two_stage"), "flags": flagged}
+    for name in ("one_shot", "flags"):
+        arms[name](0)
+    if not torch.equal(out, by_flags):
+        raise RuntimeError(f"flags and marks give unlike sums of {rows} rows")
     if group.process_group is not None:
         reductions = all_reduces(group, rows, columns)
         arms |= {name: lambda _, way=way: _drop(way.sum()) for name, way in reductions.items()}  # type: ignore[misc]
@@ -238,12 +250,14 @@ def _drop(_: object) -> None:
     """A call's result is not needed."""
 
 
-def measure(group: ExchangeGroup, log: Callable[[dict[str, Any]], None]) -> None:
-    """Every cell of one group."""
+def measure(make: Callable[[], ExchangeGroup], log: Callable[[dict[str, Any]], None]) -> None:
+    """Every cell of one number of ranks."""
+    group, flags = make(), make()
     cells = [(columns, rows) for columns in (K3.hidden, K3.latent) for rows in BATCHES]
     for columns, rows in cells if group.layout.ranks > 1 else []:
-        us = time_arms(exchange_arms(group, rows, columns), group)
+        us = time_arms(exchange_arms(group, flags, rows, columns), group)
         group.require_sound()
+        flags.require_sound()
         log({"cell": "exchange", "columns": columns, "rows": rows, "us": medians(us), "samples": us})
     if group.local == 1:
         for tp in (8, 16):
@@ -252,6 +266,7 @@ def measure(group: ExchangeGroup, log: Callable[[dict[str, Any]], None]) -> None
                 group.require_sound()
                 log({"cell": "oproj_attn_res", "tp": tp, "rows": rows, "us": medians(us), "samples": us})
     group.close()
+    flags.close()
 
 
 def _measure_all(ranks: list[int], log: Callable[[dict[str, Any]], None]) -> None:
@@ -260,14 +275,16 @@ def _measure_all(ranks: list[int], log: Callable[[dict[str, Any]], None]) -> Non
     if "LOCAL_RANK" not in os.environ:
         for count in ranks:
             place = {"ranks": count, "played": True}
-            group = played(count, room, torch.device("cuda"))
-            measure(group, lambda record, place=place: log(place | record))  # type: ignore[misc]
+            measure(
+                lambda count=count: played(count, room, torch.device("cuda")),  # type: ignore[misc]
+                lambda record, place=place: log(place | record),  # type: ignore[misc]
+            )
         return
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     distributed.init_process_group("nccl", device_id=device)
     place = {"ranks": distributed.get_world_size(), "played": False}
-    measure(symmetric(distributed.group.WORLD, room, device), lambda record: log(place | record))
+    measure(lambda: symmetric(distributed.group.WORLD, room, device), lambda record: log(place | record))
     distributed.destroy_process_group()
 
 
