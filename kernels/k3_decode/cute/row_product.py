@@ -74,9 +74,9 @@ def multiply(
         row_gemm.publish(plan, place, tiles, products, squares)
         row_sums.finish_published(plan, place, has_norm, extent, eps, store)
     elif cutlass.const_expr(plan.is_ringed):
-        row_ring.stream(plan, place, segments, x, chain)
+        row_ring.stream(plan, place, segments, x, norm_weight, chain)
         _let_next_start(plan)
-        row_sums.finish_published(plan, place, False, extent, None, store)
+        row_sums.finish_published(plan, place, has_norm, extent, eps, store)
     else:
         sums, totals = row_stream.stream(plan, place, segments, x, norm_weight, chain)
         _let_next_start(plan)

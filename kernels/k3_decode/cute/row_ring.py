@@ -22,7 +22,7 @@ from cutlass import Float32, Int32, Int64
 
 from k3_decode.cute import fragments as frag
 from k3_decode.cute import instructions as ins
-from k3_decode.cute import ring
+from k3_decode.cute import ring, row_stream
 from k3_decode.cute.row_plan import (
     RING_TILE,
     STEP,
@@ -34,14 +34,23 @@ from k3_decode.cute.row_plan import (
     shared_layout,
 )
 
-__all__ = ["load_tokens", "multiply_piece", "publish", "request", "stream"]
+__all__ = [
+    "load_piece",
+    "load_tokens",
+    "multiply_piece",
+    "publish",
+    "publish_square",
+    "request",
+    "scaled",
+    "stream",
+]
 
 Pair = list[tuple[Float32, ...]]
 """Two accumulators of a tile, used by turns."""
 
 
 @cute.jit
-def stream(plan: Any, place: Any, segments: Any, x: Any, chain: Any):
+def stream(plan: Any, place: Any, segments: Any, x: Any, norm_weight: Any, chain: Any):
     """Products of the block's rows, left in shared memory as `row_sums.finish_published` takes them.
 
     Lets the next kernel start at once, then waits for the previous one before the first activation is read.
@@ -66,6 +75,9 @@ def stream(plan: Any, place: Any, segments: Any, x: Any, chain: Any):
             request(plan, place, segments, stage, rows)
     else:
         words = load_tokens(plan, place, x)
+        if cutlass.const_expr(norm_weight is not None):
+            words, square = scaled(plan, place, words, norm_weight)
+            publish_square(plan, place, square)
         for tile in cutlass.range(tiles, unroll=1):
             sums, total = _zero(), None
             for piece in cutlass.range_constexpr(plan.pieces):
@@ -94,9 +106,28 @@ def load_tokens(plan: Plan, place: Place, x: cute.Tensor) -> list[ins.Words]:
     """The warp's parts of x, for every step of K that it takes."""
     token = ins.at_most(place.group, x.shape[0] - 1)
     at = ins.byte_address(x) + Int64(token) * x.stride[0] * 2 + _column(plan, place)
-    offsets = [piece * plan.piece_bytes + step * (STEP * 2) for piece in range(plan.pieces)
-               for step in range(plan.piece_steps)]  # fmt: skip
-    return [ins.load_activation(at + offset) for offset in offsets]
+    return [ins.load_activation(at + offset) for offset in _offsets(plan)]
+
+
+def scaled(
+    plan: Plan, place: Place, words: list[ins.Words], norm_weight: cute.Tensor
+) -> tuple[list[ins.Words], Float32]:
+    """The warp's parts of x times the norm's weight, rounded to bf16, and the lane's sum of their squares."""
+    at = ins.byte_address(norm_weight) + Int64(_column(plan, place))
+    norms = [ins.load_weight(at + offset) for offset in _offsets(plan)]
+    square, result = Float32(0.0), []
+    for token, norm in zip(words, norms, strict=True):
+        product, square = row_stream.scale_tokens(token, row_stream.floats_of(norm), square)
+        result.append(product)
+    return result, square
+
+
+def publish_square(plan: Plan, place: Place, square: Float32) -> None:
+    """Write the warp's sums of squares to shared memory as [K warp][token]."""
+    square = square + cute.arch.shuffle_sync_bfly(square, 1)
+    square = square + cute.arch.shuffle_sync_bfly(square, 2)
+    at = place.shared + shared_layout(plan).squares + (place.k_warp * plan.tokens + place.group) * 4
+    ins.shared_store_f32(at, square)
 
 
 def load_piece(plan: Plan, place: Place, stage: Any) -> list[tuple[ins.Words, ins.Words]]:
@@ -149,6 +180,15 @@ def _added(total: Pair | None, sums: Pair) -> Pair:
     return [
         tuple(a + b for a, b in zip(left, right, strict=True))
         for left, right in zip(total, sums, strict=True)
+    ]
+
+
+def _offsets(plan: Plan) -> list[int]:
+    """Bytes from a lane's first part of a row to each of its parts."""
+    return [
+        piece * plan.piece_bytes + step * (STEP * 2)
+        for piece in range(plan.pieces)
+        for step in range(plan.piece_steps)
     ]
 
 
