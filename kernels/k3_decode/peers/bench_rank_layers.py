@@ -3,10 +3,12 @@
     torchrun --nproc_per_node=N -m k3_decode.peers.bench_rank_layers --kind kda --batch 1 8 64 --out FILE
 
 Shards of TP N, router and latent projections sharded too. Arms, each a CUDA graph of the same layers:
-`exchanged`, all meetings by exchange kernels (`collectives/exchanged.py`); `alone`, the same launches without
-them, a rank by itself; `nccl`, the layout `whole` with NCCL's all-reduces. Ranks start a sample together on
-the device, and of each sample the slowest rank counts. Before that the layers' output of `exchanged` is
-compared with the same forward whose meetings go through torch.distributed in rank order, and between ranks.
+`exchanged`, all meetings by exchange kernels (`collectives/exchanged.py`); `fused`, the attention's by the
+fused exchange (`collectives/fused_chain.py`); `alone`, the same launches without them, a rank by itself;
+`exchanged_whole` and `nccl`, the layout `whole` with exchanges and with NCCL's all-reduces. Ranks start a
+sample together on the device, and of each sample the slowest rank counts. Before that the layers' output of
+`exchanged` is compared with the same forward whose meetings go through torch.distributed in rank order, with
+that of `fused`, and between ranks.
 """
 
 import argparse
@@ -28,6 +30,7 @@ from torch import distributed
 from k3_decode.bound_layers import ChainOptions, Layout
 from k3_decode.collectives import Exchange, run_alone, run_distributed
 from k3_decode.collectives.exchanged import Exchanged
+from k3_decode.collectives.fused_chain import FusedChain
 from k3_decode.collectives.groups import ExchangeGroup, symmetric
 from k3_decode.kernel_objects import use_objects
 from k3_decode.layers import LayerChain
@@ -62,13 +65,14 @@ class Arm:
 
     def __init__(
         self, layers: list[LayerWeights], case: Case, memory: Memory, table: OpTable, rank: int,
-        layout: Layout, drive: Driver,
+        layout: Layout, drive: Driver, fused: ExchangeGroup | None = None,
     ) -> None:  # fmt: skip
         options = ChainOptions(
             max_rows=case.requests, rank=rank, first_layer=FIRST_LAYER, layout=layout,
             exchange_slots=len(layers),
         )  # fmt: skip
-        self.chain = LayerChain(layers, case.shapes, memory.caches, table, options)
+        sizes = (layers, case.shapes, memory.caches, table, options)
+        self.chain = LayerChain(*sizes) if fused is None else FusedChain(*sizes, fused)
         self._memory, self._drive = memory, drive
         self._use = self.chain.views(case.requests)
         self._use["blocks"].copy_(memory.blocks)
@@ -111,16 +115,17 @@ class Bench:
             self.pool = torch.empty((2**31 // PAGE_BYTES, 64, 576), dtype=torch.bfloat16, device=self.device)
             self.pool.normal_(generator=generator)
 
-    def arm(self, case: Case, layout: Layout, drive: Driver) -> Arm:
+    def arm(self, case: Case, layout: Layout, drive: Driver, fused: ExchangeGroup | None = None) -> Arm:
         """Equal memories in every arm and on every rank."""
         generator = torch.Generator(self.device).manual_seed(SEED + 1)
         memory = make_memory(case, len(self.layers), self.pool, generator)
-        return Arm(self.layers, case, memory, self.table, self.rank, layout, drive)
+        return Arm(self.layers, case, memory, self.table, self.rank, layout, drive, fused)
 
     def cell(self, case: Case) -> dict[str, Any]:
         """Agreement, then times of every arm."""
         exchanged = Exchanged(self.group, self.launches)
         out = self.arm(case, "sharded", exchanged.run).step().clone()
+        fused = self.arm(case, "sharded", exchanged.run, self.group).step().clone()
         torch.cuda.synchronize()
         self.group.require_sound()
         wanted = self.arm(case, "sharded", run_distributed).step().clone()
@@ -132,9 +137,11 @@ class Bench:
             "context": case.context, "layers": len(self.layers),
             "is_finite": bool(out.isfinite().all()),
             "differing": int((out != wanted).sum()), "relative_difference": float(difference),
+            "differing_fused": int((fused != out).sum()),
             "ranks_agree": all(torch.equal(every[0], other) for other in every),
         }  # fmt: skip
         arms = {
+            "fused": self.arm(case, "sharded", exchanged.run, self.group),
             "exchanged": self.arm(case, "sharded", exchanged.run),
             "alone": self.arm(case, "sharded", run_alone),
             "exchanged_whole": self.arm(case, "whole", exchanged.run),
