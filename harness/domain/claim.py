@@ -11,7 +11,9 @@ from pydantic import Field, model_validator
 from harness.domain.cell import Arch, Cell, Dtype, Phase
 from harness.domain.record import Name, Positive, Record, Whole
 
-__all__ = ["Architecture", "Claim", "Envelope", "Feature", "Range", "SpeedPromise", "Switch"]
+__all__ = [
+    "Architecture", "Claim", "Envelope", "Feature", "Range", "Speculation", "SpeedPromise", "Switch",
+]  # fmt: skip
 
 Feature = Literal[
     "full_context", "temperature_sampling", "structured_output", "prefix_caching", "speculative_decoding"
@@ -120,6 +122,43 @@ class Switch(Record):
         return self
 
 
+class Speculation(Record):
+    """How drafts come about and are kept, in both arms of any comparison: an acceptance length says nothing
+    without it.
+    """
+
+    method: Name | None = None
+    """As the engine knows it, such as `dspark`; None, as for the next two: left open."""
+    draft_sampling: Literal["greedy", "probabilistic"] | None = None
+    rejection: Literal["standard", "block"] | None = None
+    """Of runs whose acceptance is measured."""
+    synthetic_lengths: tuple[float, ...] = ()
+    """Acceptance lengths that controlled runs may force; what they give is labelled synthetic."""
+    golden: tuple[float, ...] = ()
+    """Tokens a verify step, by drafts from 1 on, that a measured acceptance is held to."""
+    golden_source: str = ""
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        for drafts, length in enumerate(self.golden, 1):
+            if not 1 <= length <= drafts + 1:
+                raise ValueError(
+                    f"speculation.golden says {length:g} tokens a step for {drafts} drafts; 1 to "
+                    f"{drafts + 1} are possible"
+                )
+        if any(length < 1 for length in self.synthetic_lengths):
+            raise ValueError(
+                "speculation.synthetic_lengths start at 1: a verify step keeps one token at least"
+            )
+        if self.golden and not self.golden_source:
+            raise ValueError("speculation.golden needs golden_source: who measured it, and how")
+        return self
+
+    def golden_length(self, drafts: int) -> float | None:
+        """Golden tokens a verify step; None for drafts that have none."""
+        return self.golden[drafts - 1] if 1 <= drafts <= len(self.golden) else None
+
+
 class SpeedPromise(Record):
     """A promised gain over stock in one cell, with the conditions that make it comparable."""
 
@@ -152,3 +191,13 @@ class Claim(Record):
     files: tuple[str, ...] = Field(min_length=1)
     """Git-style globs of the files that the change may touch."""
     speed: tuple[SpeedPromise, ...] = ()
+    speculation: Speculation | None = Field(default=None, exclude_if=lambda told: told is None)
+    """None where the claim takes no drafts, or leaves open how they come about; such a claim's digest is what
+    it was before claims could say.
+    """
+
+    @model_validator(mode="after")
+    def _drafts_where_it_speculates(self) -> Self:
+        if self.speculation is not None and self.envelope.drafts.max == 0:
+            raise ValueError("the claim says how drafts come about, and envelope.drafts admits none")
+        return self

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from harness.documents.load import load_record
 from harness.domain.errors import InputError
 from harness.domain.record import Number, Positive, Record, Whole
+from harness.engines.speculation import label_objection, speculative_of
 
 __all__ = ["FILE_VARIABLE", "Acceptance", "ServedArm", "ServerSettings", "load_settings"]
 
@@ -55,6 +56,15 @@ class Acceptance(Record):
     """Tokens a step that the published curve has for that many drafts."""
     tolerance: Number = Field(default=0.1, gt=0)
     """Share by which a measured length may lie under the golden one before it is called out."""
+
+    def words(self, length: float) -> str:
+        """A length with its label, and beside the golden one where it was measured."""
+        told = f"{length:.3f} ({self.label}"
+        if self.label == "measured" and self.golden is not None:
+            is_short = length < float(self.golden) * (1 - float(self.tolerance))
+            verdict = "below" if is_short else "in line with"
+            told += f", {verdict} the golden {float(self.golden):g} for {self.drafts} drafts"
+        return f"{told})"
 
 
 class ServerSettings(Record):
@@ -106,9 +116,22 @@ class ServerSettings(Record):
             raise ValueError(
                 "the arms do not differ: put the switch under optimised.arguments or .environment"
             )
+        if self.is_started and (wrong := self._speculation_objection()) is not None:
+            raise ValueError(wrong)
         if self.poison is not None and bool(self.poison.url) != bool(self.stock.url):
             raise ValueError("the poisoned arm must be started or named like the others")
         return self
+
+    def _speculation_objection(self) -> str | None:
+        """Why the arms' drafts cannot be compared, or their acceptance not be called what it is called."""
+        stock, optimised = (
+            speculative_of((*self.common, *a.arguments)) for a in (self.stock, self.optimised)
+        )
+        if stock != optimised:
+            words = (found.words() if found else "no drafts" for found in (stock, optimised))
+            return "the arms draft in unlike ways: " + " and ".join(words)
+        told = self.acceptance
+        return label_objection(stock, told.label if told else None, told.drafts if told else None)
 
     @property
     def is_started(self) -> bool:
@@ -133,6 +156,11 @@ class ServerSettings(Record):
     def child_environment(self, name: str) -> dict[str, str]:
         """Variables of a program that belongs to an arm, such as its load generator."""
         return {**os.environ, **dict(self.environment), **dict(self.arm(name).environment)}
+
+    def speculation(self, name: str) -> str:
+        """How an arm drafts, in words."""
+        found = speculative_of((*self.common, *self.arm(name).arguments))
+        return "none" if found is None else found.words()
 
     def switch(self) -> str:
         """In words: what the optimised arm has beyond stock."""

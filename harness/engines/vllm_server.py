@@ -100,6 +100,7 @@ class VllmServer:
             "command": " ".join(command),
             "environment": " ".join(f"{k}={v}" for k, v in variables) or "as ours",
             "switch": settings.switch(),
+            "speculation": settings.speculation(arm),
             **({"acceptance": settings.acceptance.label} if settings.acceptance else {}),
             **dict(self._facts.get(arm, ())),
         }
@@ -275,8 +276,8 @@ class ServerArm:
             facts += self._book.facts()
         length = acceptance_length(counters)
         if length is not None:
-            label = self._settings.acceptance.label if self._settings.acceptance else "measured"
-            facts.append(("acceptance_length", f"{length:.3f} ({label})"))
+            told = self._settings.acceptance
+            facts.append(("acceptance_length", told.words(length) if told else f"{length:.3f} (unlabelled)"))
         return facts
 
     def _living(self) -> Client:

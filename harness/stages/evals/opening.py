@@ -11,18 +11,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness.domain.check import Check
+from harness.domain.claim import Claim
 from harness.domain.errors import InputError
 from harness.domain.pack import SessionRequest
 from harness.domain.resources import data_folder
 from harness.domain.stage import StageContext
-from harness.engines.served import FILE_VARIABLE, load_settings
+from harness.engines.served import FILE_VARIABLE, ServerSettings, load_settings
 from harness.engines.serving import Ask, Engine
+from harness.engines.speculation import speculative_of
 from harness.engines.text_codec import ByteCodec, TextCodec, WordCodec, load_words
 from harness.engines.vllm_server import VllmServer
 from harness.stages.evals.asking import Journal
 
 __all__ = [
-    "arm_request", "closing_engine", "codec_of", "journal_of", "open_engine", "open_server", "words_file",
+    "arm_request", "claim_objection", "closing_engine", "codec_of", "journal_of", "open_engine",
+    "open_server", "words_file",
 ]  # fmt: skip
 
 SLACK_TOKENS = 16
@@ -73,8 +76,33 @@ def open_server(check: Check, context: StageContext) -> VllmServer:
             f"{check.id} asks a server, and nobody says which; write its settings into a file (see "
             "harness/engines/README.md) and name it with `--server FILE`"
         )
+    settings = load_settings(Path(place))
+    if settings.is_started and (unlike := claim_objection(settings, context.claim)) is not None:
+        raise InputError(f"{place}: {unlike}; serve as the claim says, or claim what is served")
     part = hashlib.sha256(f"{check.digest()}:{context.change.head}".encode()).hexdigest()[:16]
-    return VllmServer(load_settings(Path(place)), context.logs / part, context.cache / "servers" / part)
+    return VllmServer(settings, context.logs / part, context.cache / "servers" / part)
+
+
+def claim_objection(settings: ServerSettings, claim: Claim) -> str | None:
+    """Where servers draft otherwise than the claim says, or more; None where they do not. Pure."""
+    found = speculative_of((*settings.common, *settings.stock.arguments))
+    if found is None:
+        return None
+    if found.drafts not in claim.envelope.drafts:
+        limits = claim.envelope.drafts
+        return f"the servers make {found.drafts} drafts, and the claim takes {limits.min} to {limits.max}"
+    said = claim.speculation
+    if said is None:
+        return None
+    pairs = [(said.method, found.method), (said.draft_sampling, found.draft_sampling)]
+    if found.is_synthetic:
+        is_known = found.forced_length is None or found.forced_length in said.synthetic_lengths
+        if not is_known:
+            return f"the claim forces no acceptance of {found.forced_length:g}"
+    else:
+        pairs.append((said.rejection, found.rejection))
+    unlike = [f"{own} where the claim says {wanted}" for wanted, own in pairs if wanted not in (None, own)]
+    return f"the servers draft by {', '.join(unlike)}" if unlike else None
 
 
 @contextmanager
