@@ -10,11 +10,11 @@ like) and getters.
 import ast
 import builtins
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from harness.stages.isolation.names import absolute_name, package_of
+from harness.stages.isolation.names import absolute_name, package_of, reached_name
 from harness.stages.isolation.source import Source
 
 __all__ = ["Flow", "Origin", "Scope", "flow_of"]
@@ -214,7 +214,7 @@ class Flow:
                 b for d in self.definitions(node.value, scope) if isinstance(d, ast.ClassDef) for b in d.bases
             )
             return held | frozenset(o for base in bases for o in self.origins(base, scope, depth))
-        return frozenset(origin.part(node.attr) for origin in held)
+        return _with_reached(origin.part(node.attr) for origin in held)
 
     def _field(self, node: ast.Attribute, scope: Scope, depth: int) -> Origins:
         """What an object of the file's own was given under a keyword of that name."""
@@ -234,15 +234,21 @@ class Flow:
     def _item(self, node: ast.Subscript, scope: Scope, depth: int) -> Origins:
         key = node.slice.value if isinstance(node.slice, ast.Constant) else None
         if isinstance(key, str):
-            if isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in (
-                "globals",
-                "vars",
-                "locals",
-            ):
+            called = node.value.func if isinstance(node.value, ast.Call) and not node.value.args else None
+            if called is not None and ast.unparse(called) in ("globals", "vars", "locals"):
                 return self._look_up(key, self.module, depth)
             if "sys.modules" in self.names(node.value, scope):
                 return frozenset((Origin("import", key),))
+            if (of := self._whose_names(node.value, scope)) is not None:
+                return _with_reached(o.part(key) for o in self.origins(of, scope, depth))
         return _taken_out(self.origins(node.value, scope, depth))
+
+    def _whose_names(self, node: ast.expr, scope: Scope) -> ast.expr | None:
+        """`x` where a node is `vars(x)` or `x.__dict__`."""
+        if isinstance(node, ast.Attribute):
+            return node.value if node.attr == "__dict__" else None
+        is_vars = isinstance(node, ast.Call) and "builtins.vars" in self.names(node.func, scope)
+        return node.args[0] if is_vars and isinstance(node, ast.Call) and node.args else None
 
     def _call(self, node: ast.Call, scope: Scope, depth: int) -> Origins:
         called = {name.removeprefix("builtins.") for name in self.names(node.func, scope)}
@@ -253,7 +259,7 @@ class Flow:
         if "getattr" in called or "inspect.getattr_static" in called:
             name = node.args[1] if len(node.args) > 1 else None
             part = name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else "*"
-            return frozenset(o.part(part) for o in self.origins(first, scope, depth))
+            return _with_reached(o.part(part) for o in self.origins(first, scope, depth))
         if called & {"cast", "typing.cast"} and len(node.args) == 2:
             return self.origins(node.args[1], scope, depth)
         if called & HANDS_ON:
@@ -368,7 +374,7 @@ class Flow:
         elif isinstance(node, ast.ImportFrom):
             origin = absolute_name("." * node.level + (node.module or ""), self._package)
             for name in node.names:
-                whole = frozenset((Origin("import", f"{origin}.{name.name}"),))
+                whole = _with_reached((Origin("import", f"{origin}.{name.name}"),))
                 scope.bind(name.asname or name.name, Binding(None, None, whole))
         elif isinstance(node, ast.Global):
             scope.globals.update(node.names)
@@ -509,6 +515,13 @@ def _home(scope: Scope, value: ast.expr | None) -> Scope:
     ):
         home = home.above
     return home
+
+
+def _with_reached(found: Iterable[Origin]) -> Origins:
+    """Origins, and beside each that passes through another module the module that it leads to."""
+    given = tuple(found)
+    named = [(o, reached_name(o.dotted)) for o in given if o.kind == "import"]
+    return frozenset((*given, *(o._replace(dotted=name) for o, name in named if name is not None)))
 
 
 def _put_in(found: Origins) -> Origins:

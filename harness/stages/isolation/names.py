@@ -15,6 +15,12 @@ __all__ = [
 ]  # fmt: skip
 
 MAX_CHAIN: Final = 200
+REACHED: Final = frozenset(
+    ("os", "sys", "shutil", "subprocess", "threading", "multiprocessing", "socket", "ssl", "ctypes",
+     "importlib", "builtins", "atexit", "pickle", "marshal", "tempfile", "pathlib", "gc", "_thread",
+     "asyncio", "mmap", "fcntl", "runpy")
+)  # fmt: skip
+"""Modules of the standard library that reach out; whoever imports one hands it on as an attribute."""
 CHOICES: Final = ("list", "tuple", "dictionary", "conditional_expression", "boolean_operator")
 CHAIN: Final = ("attribute", "subscript", "call", "parenthesized_expression", "named_expression")
 
@@ -125,6 +131,15 @@ def string_value(node: Node | None) -> str | None:
     if any(child.kind() == "interpolation" for child in node.children()):
         return None
     return "".join(child.text() for child in node.children() if child.kind() == "string_content")
+
+
+def reached_name(dotted: str) -> str | None:
+    """The name of a module that reaches out, and what follows, where another module's attribute is taken for
+    it: `os.replace` of `torch.serialization.os.replace`.
+    """
+    parts = dotted.split(".")
+    place = next((i for i in range(len(parts) - 1, 0, -1) if parts[i] in REACHED), None)
+    return None if place is None else ".".join(parts[place:])
 
 
 def absolute_name(module: str, package: str) -> str:

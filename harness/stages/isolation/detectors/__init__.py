@@ -39,6 +39,7 @@ from harness.stages.isolation.detectors.tests_kept import (
     find_tolerance_widened,
 )
 from harness.stages.isolation.detectors.text import find_hidden_text, find_homoglyph, find_unreadable
+from harness.stages.isolation.detectors.written_files import find_file_written
 from harness.stages.isolation.source import Source
 from harness.stages.isolation.surroundings import Match, Surroundings
 
@@ -67,6 +68,7 @@ DETECTORS: Final[dict[str, Detector]] = {
     "hidden_text": find_hidden_text,
     "homoglyph": find_homoglyph,
     "unreadable": find_unreadable,
+    "file_written": find_file_written,
     "file_kind": find_file_kind,
     "giant_file": find_giant_file,
     "opaque_evidence": find_opaque_evidence,

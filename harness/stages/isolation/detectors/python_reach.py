@@ -13,7 +13,13 @@ from harness.domain.policy import Rule
 from harness.stages.isolation.changes import Changed, changes_of, resolved_calls
 from harness.stages.isolation.flow import Origin, flow_of
 from harness.stages.isolation.import_graph import module_of
-from harness.stages.isolation.names import imported_names, imports_of, root_names, string_value
+from harness.stages.isolation.names import (
+    imported_names,
+    imports_of,
+    reached_name,
+    root_names,
+    string_value,
+)
 from harness.stages.isolation.source import Node, Source
 from harness.stages.isolation.surroundings import Match, Surroundings
 
@@ -105,10 +111,19 @@ def find_model_code_imported(rule: Rule, source: Source, around: Surroundings) -
 
 
 def find_module_imported(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
-    """Imports of modules that any pattern matches."""
+    """Imports of modules that any pattern matches, and calls of such a module that another one hands on."""
+    wanted = re.compile("|".join(f"(?:{pattern})" for pattern in rule.patterns))
     for node, _, dotted in imports_of(source):
-        if any(re.match(pattern, dotted) for pattern in rule.patterns):
+        reached = reached_name(dotted)
+        if wanted.match(dotted) or (reached is not None and wanted.match(reached)):
             yield from _match(source, node, f"imports {dotted}")
+    if not rule.patterns or source.language != "python":
+        return
+    for call in resolved_calls(source):
+        for name in sorted(call.names):
+            reached = reached_name(name)
+            if reached is not None and wanted.match(reached) and not _is_allowed(rule, reached):
+                yield from _at(source, call.first, call.last, f"calls {name}")
 
 
 def find_environment_read(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
