@@ -1,5 +1,7 @@
 """Tokens by path: read from the ledger's rows, whatever else lies in the samples."""
 
+from harness.domain.cell import Cell
+from harness.domain.cell_tokens import CellNeed, needs_text
 from harness.domain.check import Check, Control, Outcome, Samples, SampleTable, StageName, Status
 from harness.domain.errors import EvidenceError
 from harness.domain.machine import Tier
@@ -47,9 +49,55 @@ def test_a_cell_of_the_envelope_shows_its_optimised_tokens_and_how_large_a_share
     assert cell.link == "#check-coverage-path-cpu.tp1.dcp1.b1.c64.d0.bf16.decode"
 
 
-def test_a_cell_of_the_envelope_that_did_not_pass_shows_its_status() -> None:
+def test_a_cell_of_the_envelope_without_evidence_says_that_it_is_empty() -> None:
     cell = _envelope(Status.NO_EVIDENCE)[1]
-    assert (cell.text, cell.tone) == ("NO_EVIDENCE", "NO_EVIDENCE")
+    assert (cell.text, cell.tone) == ("empty", "NO_EVIDENCE")
+    assert _envelope(Status.FAIL)[1].text == "FAIL"
+
+
+CELLS = ("arm", "phase", "path", "requests", "context", "drafts", "tokens")
+
+
+def test_an_eval_fills_the_cells_that_its_steps_fell_in_and_says_which_demanded_one_it_did_not() -> None:
+    need = CellNeed(batch_min=9, batch_max=64, context=1024, min_tokens=16)
+    check = EVAL.model_copy(
+        update={"cell": Cell(batch=8, context=1024), "parameters": (("cells", needs_text([need])),)}
+    )
+    rows = (
+        ("optimised", "decode", "optimised", 5, 512, 0, 30),
+        ("optimised", "decode", "stock", 8, 64, 0, 10),
+        ("optimised", "decode", "optimised", 2, 2048, 0, 7),
+        ("optimised", "decode", "optimised", 65, 2048, 0, 3),
+        ("stock", "decode", "stock", 2, 2048, 0, 99),
+        ("optimised", "decode", "optimised", 2, "long", 0, 7),
+    )
+    cells = SampleTable.model_validate({"name": "cells", "columns": CELLS, "rows": rows})
+    steps = SampleTable.model_validate({"name": "steps", "columns": COLUMNS, "rows": ROWS[1:2]})
+    samples = Samples(check=check.id, tier=Tier.SMOKE, tables=(steps, cells))
+    plan = example_plan().model_copy(update={"checks": (check,)})
+    table = coverage.panels(Material(plan, (), lambda _: samples))[2].table
+    assert table is not None
+    assert [column.title for column in table.columns] == ["cell", "2", "8", "64", "above"]
+    assert [[(cell.text, cell.tone) for cell in row] for row in table.rows] == [
+        [
+            ("eval drift: decode, context below 1k", ""),
+            ("-", "none"), ("30", "heat-7"), ("-", "none"), ("-", "none"),
+        ],
+        [
+            ("eval drift: decode, context 1k to 8k", ""),
+            ("7", "heat-9"), ("-", "none"), ("0 of 16", "NO_EVIDENCE"), ("3", "heat-9"),
+        ],
+    ]  # fmt: skip
+
+
+def test_path_shares_are_told_for_each_eval_with_the_reasons_of_what_was_declined() -> None:
+    rows = tuple(("optimised", *row[1:]) for row in ROWS[:4])
+    plan = example_plan().model_copy(update={"checks": (EVAL,)})
+    panel = coverage.panels(Material(plan, (), lambda _: _samples(EVAL, rows)))[0]
+    assert panel.table is not None
+    assert [(cell.text, cell.tone) for cell in panel.table.rows[0]] == [
+        ("eval drift", ""), ("75.0%", "warn"), ("30 of 40", ""), ("switch_off (10)", ""),
+    ]  # fmt: skip
 
 
 def test_an_eval_shows_which_path_its_tokens_took() -> None:

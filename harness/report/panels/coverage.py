@@ -1,10 +1,12 @@
-"""Coverage: where the optimised path ran, kernel by kernel, what would notice each op being wrong, and what
-declined.
+"""Coverage: whose tokens came from the optimised path, kernel by kernel, what would notice each op being
+wrong, where in the envelope the path was seen, and what declined.
 """
 
 import math
+from collections import Counter
 
-from harness.domain.check import Check, Outcome, StageName, Status
+from harness.domain.check import Check, Outcome, StageName
+from harness.report.panels.envelope import KINDS, envelope_panel, source_name
 from harness.report.panels.material import Material, cell_name, figure, status_cell, table, value
 from harness.report.panels.timeline import timeline_panels
 from harness.report.panels.tokens import tokens_by_path
@@ -13,8 +15,7 @@ from harness.report.view import CellView, Panel
 
 __all__ = ["panels"]
 
-FEATURES = {"prefix": "prefix hit", "reuse": "used slot", "verify": "drafts rejected"}
-"""What kinds of check are about beside their cell."""
+MAX_REASONS = 2
 
 
 def panels(material: Material) -> tuple[Panel, ...]:
@@ -23,68 +24,123 @@ def panels(material: Material) -> tuple[Panel, ...]:
     for check, outcome in material.pairs:
         by_kind.setdefault(check.id.split("/")[1], []).append((check, outcome))
     return (
-        _share_panel(by_kind.get("path", [])),
+        _share_panel(material),
         _causal_panel(by_kind.get("poison", []), by_kind.get("causal", [])),
-        _envelope_panel(
-            material, [pair for kind in ("path", "feature", *FEATURES) for pair in by_kind.get(kind, [])]
-        ),
+        envelope_panel(material),
         *timeline_panels(material, [*by_kind.get("layer", []), *by_kind.get("path", [])]),
+        _cells_panel(material, by_kind.get("path", [])),
         _decline_panel([*by_kind.get("decline", []), *by_kind.get("uneven", [])]),
     )
 
 
-def _share_panel(pairs: list[tuple[Check, Outcome]]) -> Panel:
+def _share_panel(material: Material) -> Panel:
+    """A row for each eval and sweep of the plan, and for each kind of coverage check that generates."""
+    least = material.plan.policy.min_path_share
+    tokens: dict[str, Counter[str]] = {}
+    reasons: dict[str, Counter[str]] = {}
+    links: dict[str, str] = {}
+    checks = material.plan.checks
+    others = [c for c in checks if c.stage in (StageName.EVALS, StageName.SWEEP)]
+    ours = [c for c in checks if c.stage is StageName.COVERAGE and c.id.split("/")[1] in KINDS]
+    for check in (*others, *ours):
+        name = source_name(check)
+        for flow in tokens_by_path(
+            material, check, "on" if check.stage is StageName.COVERAGE else "optimised"
+        ):
+            links.setdefault(name, f"#{anchor(check.id)}")
+            tokens.setdefault(name, Counter())[flow.path] += flow.tokens
+            if flow.path != "optimised":
+                reasons.setdefault(name, Counter())[flow.reason] += flow.tokens
+    rows = [
+        _share_row(
+            name, paths, reasons.get(name, Counter()), material.plan.policy.min_path_share, links[name]
+        )
+        for name, paths in tokens.items()
+    ]
+    return Panel(
+        "Path share of each eval, sweep and test",
+        "Generated tokens that the optimised path produced, over all that the optimised arm generated. Below "
+        f"the policy's {least:.0%} an eval is NO_EVIDENCE, whatever its score.",
+        table("what generated | #share | #tokens on it | declined for", rows) if rows else None,
+    )
+
+
+def _share_row(
+    name: str, paths: Counter[str], reasons: Counter[str], least: float, link: str
+) -> tuple[CellView, ...]:
+    total = sum(paths.values())
+    share = paths["optimised"] / total
+    told = [f"{plain(reason, 40)} ({count:,})" for reason, count in reasons.most_common(MAX_REASONS)]
+    return (
+        CellView(name),
+        CellView(number("path_share", share), "warn" if share < least else "heat-9", link),
+        CellView(f"{paths['optimised']:,} of {total:,}"),
+        CellView("; ".join(told) or "-", "" if told else "none"),
+    )
+
+
+def _cells_panel(material: Material, pairs: list[tuple[Check, Outcome]]) -> Panel:
+    """Path checks one by one: three witnesses, and the same work with the switch off."""
     rows = []
     for check, outcome in pairs:
         share, launches = value(outcome, "path_share"), value(outcome, "kernels_per_step")
         gap = value(outcome, "worst_kl_to_stock")
+        off = tokens_by_path(material, check, "off")
+        taken = sum(flow.tokens for flow in off if flow.path == "optimised")
+        name = f"{cell_name(check)}{', long run' if check.subject == 'long_run' else ''}"
         rows.append(
             (
-                CellView(cell_name(check)),
+                CellView(name),
                 status_cell(check, outcome),
                 CellView("not measured" if share is None else number("path_share", share)),
                 CellView("-" if launches is None else f"{launches:g}"),
                 CellView("-" if gap is None else compact(gap)),
-                CellView(plain(outcome.control.observed, 160) if outcome.control else "-", "small"),
+                CellView(f"{taken} of {sum(flow.tokens for flow in off)}" if off else "-"),
             )
         )
     return Panel(
-        "Path share",
-        "Generated tokens that the optimised path produced, by ledger, launch counters and manifest.",
+        "Path checks by cell",
+        "By ledger, launch counters and manifest. With the switch off the same work must take no token of "
+        "the path.",
         table(
-            "cell | status | #path share | #kernels a step | #worst KL to stock | with the switch off", rows
+            "cell | status | #path share | #kernels a step | #worst KL to stock | #tokens when off",
+            rows,
         ),
     )
 
 
 def _causal_panel(pairs: list[tuple[Check, Outcome]], evals: list[tuple[Check, Outcome]]) -> Panel:
     """Ops down, evals across: how far drift moves, and how many answers of each eval change."""
-    rows = []
-    for check, outcome in pairs:
-        clean, poisoned = value(outcome, "clean_kl"), value(outcome, "poison_kl")
-        moved = None if not clean or poisoned is None else poisoned / clean
-        tone = "" if moved is None else f"heat-{min(9, max(0, round(math.log10(max(moved, 1.0)))))}"
-        rows.append(
-            (
-                CellView(plain(check.op or check.id, 60)),
-                status_cell(check, outcome),
-                CellView("not finite" if poisoned is None else compact(poisoned), tone),
-                CellView("-" if clean is None else compact(clean)),
-                CellView(
-                    "-" if moved is None else f"{moved:,.0f}\u00d7" if moved < 1e7 else f"{moved:.0e}\u00d7"
-                ),
-                *(_changed_cell(check.op or "", *pair) for pair in evals),
-            )
+    rows = [
+        (
+            CellView(plain(check.op or check.id, 60)),
+            _moved_cell(check, outcome),
+            *(_changed_cell(check.op or "", *pair) for pair in evals),
         )
+        for check, outcome in pairs
+    ]
+    clean = sorted(found for _, o in pairs if (found := value(o, "clean_kl")) is not None)
+    told = f" Drift unpoisoned: median KL to stock {compact(clean[-1])} at most." if clean else ""
     return Panel(
         "Causal matrix: op by eval",
-        "Each op is made wrong by a visible amount; an eval that does not move is no evidence about that op.",
-        table(
-            "op | noticed | #drift, op poisoned (KL) | #drift, clean (KL) | #moved by"
-            + "".join(f" | #{plain(check.subject or '', 40)}, answers changed" for check, _ in evals),
-            rows,
-        ),
+        "Each op is made wrong by a visible amount; an eval that does not move is no evidence about that op. "
+        f"Drift: by what factor its KL grows; other evals: answers that change.{told}",
+        table("op | #drift" + "".join(f" | #{plain(check.subject or '', 40)}" for check, _ in evals), rows),
     )
+
+
+def _moved_cell(check: Check, outcome: Outcome) -> CellView:
+    """By how much drift moves when an op is wrong, darker for a power of ten more; its status where it moved
+    too little."""
+    clean, poisoned = value(outcome, "clean_kl"), value(outcome, "poison_kl")
+    link = f"#{anchor(check.id)}"
+    if outcome.status.value != "PASS":
+        return status_cell(check, outcome)
+    if not clean or poisoned is None:
+        return CellView("not finite", "heat-9", link)
+    moved = poisoned / clean
+    tone = f"heat-{min(9, max(0, round(math.log10(max(moved, 1.0)))))}"
+    return CellView(f"{moved:,.0f}\u00d7" if moved < 1e7 else f"{moved:.0e}\u00d7", tone, link)
 
 
 def _changed_cell(op: str, check: Check, outcome: Outcome) -> CellView:
@@ -97,82 +153,20 @@ def _changed_cell(op: str, check: Check, outcome: Outcome) -> CellView:
     return CellView(f"{changed.value:g} of {total}", tone, f"#{anchor(check.id)}")
 
 
-def _envelope_panel(material: Material, pairs: list[tuple[Check, Outcome]]) -> Panel:
-    """Batch by phase, context, drafts, ranks and feature: tokens that the optimised path produced there, for
-    the checks of this stage, and for each eval and sweep of the same plan.
-    """
-    cells = {}
-    for check, outcome in pairs:
-        if check.cell is not None:
-            cells[check.cell.batch, _place(check)] = _cell_of_envelope(material, check, outcome)
-    for check in material.plan.checks:
-        if check.stage in (StageName.EVALS, StageName.SWEEP) and check.cell is not None:
-            cell = _tokens_cell(material, check, "optimised")
-            if cell is not None:
-                name = f"{check.stage.value} {plain(check.subject or '', 40)}".strip()
-                cells[check.cell.batch, f"{name}: {_place(check)}"] = cell
-    batches = sorted({batch for batch, _ in cells})
-    rest = list(dict.fromkeys(other for _, other in cells))
-    rows = [
-        (CellView(other), *(cells.get((batch, other), CellView("-", "none")) for batch in batches))
-        for other in rest
-    ]
-    return Panel(
-        "Where in the envelope the path was seen",
-        "Tokens that the optimised path produced in each cell, darker for a larger share of those made "
-        "there; a dash is a cell that this run did not try, and a required one that is empty shows its "
-        "status.",
-        table("cell | " + " | ".join(f"#batch {b}" for b in batches), rows) if batches else None,
-    )
-
-
-def _place(check: Check) -> str:
-    """A cell without its batch, with the feature that the check is about."""
-    cell = check.cell
-    if cell is None:
-        return ""
-    count = cell.drafts
-    words = [cell.phase, f"context {cell.context}"]
-    words += [f"{count} draft{'' if count == 1 else 's'}"] if count else []
-    words += [f"{name} {n}" for name, n in (("tp", cell.tp), ("dcp", cell.dcp)) if n != 1]
-    kind = check.id.split("/")[1]
-    words += [plain(FEATURES.get(kind) or str(check.subject), 40)] if kind in (*FEATURES, "feature") else []
-    words += ["long run"] if check.subject == "long_run" else []
-    return ", ".join(words)
-
-
-def _cell_of_envelope(material: Material, check: Check, outcome: Outcome) -> CellView:
-    """Optimised tokens where the check passed, else its status."""
-    cell = _tokens_cell(material, check, "on")
-    if outcome.status is not Status.PASS or cell is None:
-        return status_cell(check, outcome)
-    return CellView(cell.text, cell.tone, status_cell(check, outcome).link)
-
-
-def _tokens_cell(material: Material, check: Check, arm: str) -> CellView | None:
-    """Tokens of the optimised path, toned by their share; None where nothing was generated."""
-    flows = tokens_by_path(material, check, arm)
-    total = sum(flow.tokens for flow in flows)
-    if not total:
-        return None
-    optimised = sum(flow.tokens for flow in flows if flow.path == "optimised")
-    return CellView(f"{optimised:,}", f"heat-{min(9, int(10 * optimised / total))}", f"#{anchor(check.id)}")
-
-
 def _decline_panel(pairs: list[tuple[Check, Outcome]]) -> Panel:
     rows = []
     for check, outcome in pairs:
         steps = figure(outcome, "declined_steps")
         rows.append(
             (
+                CellView(plain(steps.note if steps else "", 200) or "no reason"),
                 CellView(plain((check.subject or check.id).replace("_", " "), 80)),
-                status_cell(check, outcome),
                 CellView("-" if steps is None or steps.value is None else f"{steps.value:g}"),
-                CellView(plain(steps.note if steps else "", 200) or "-"),
+                status_cell(check, outcome),
             )
         )
     return Panel(
         "Declines by reason",
         "Just outside the envelope: the step must be declined with a reason code and answer as stock does.",
-        table("outside by | status | #steps declined | reason code", rows),
+        table("reason code | outside by | #steps declined | status", rows),
     )

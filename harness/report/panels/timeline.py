@@ -110,8 +110,10 @@ def _lanes(title: str, spans: Sequence[_Span], ops: Sequence[str]) -> list[Lane]
             else:
                 free.append(span)
         for nth, row in enumerate(rows[:6]):
-            name = f"{title}, stream {stream}" if nth == 0 else ""
-            lanes.append(Lane(name, tuple(_bar(span, ops) for span in row)))
+            arm = f"{title}, " if not lanes else ""
+            lanes.append(
+                Lane(f"{arm}stream {stream}" if nth == 0 else "", tuple(_bar(span, ops) for span in row))
+            )
     return lanes
 
 

@@ -7,15 +7,14 @@ samples that cannot be read count as none.
 from collections import Counter
 from typing import NamedTuple
 
-from harness.domain.check import Check, Samples
+from harness.domain.cell_tokens import GENERATED
+from harness.domain.check import Check
 from harness.domain.errors import EvidenceError
+from harness.domain.record import Scalar
 from harness.report.panels.material import Material
 from harness.report.text import plain
 
-__all__ = ["Flow", "loads_of", "tokens_by_path"]
-
-GENERATED = ("decode", "verify")
-"""Phases whose tokens count: prefill always runs stock."""
+__all__ = ["Flow", "loads_of", "records_of", "tokens_by_path"]
 
 
 class Flow(NamedTuple):
@@ -29,12 +28,8 @@ class Flow(NamedTuple):
 
 def tokens_by_path(material: Material, check: Check, arm: str) -> tuple[Flow, ...]:
     """Generated tokens of one arm of a check, most first; empty where the samples say nothing."""
-    try:
-        samples = material.samples(check.id)
-    except EvidenceError:
-        return ()
     counts: Counter[tuple[str, str, str]] = Counter()
-    for row in _steps(samples):
+    for row in records_of(material, check, "steps"):
         tokens, phase = row.get("tokens"), row.get("phase")
         if row.get("arm") == arm and phase in GENERATED and isinstance(tokens, int) and tokens > 0:
             counts[
@@ -47,13 +42,8 @@ def tokens_by_path(material: Material, check: Check, arm: str) -> tuple[Flow, ..
 
 def loads_of(material: Material, check: Check, arm: str) -> tuple[tuple[int, int], ...]:
     """(requests in a step, generated tokens) of one arm of a check, small batches first."""
-    try:
-        samples = material.samples(check.id)
-    except EvidenceError:
-        return ()
-    found = None if samples is None else samples.table("loads")
     counts: Counter[int] = Counter()
-    for row in () if found is None else found.records():
+    for row in records_of(material, check, "loads"):
         requests, tokens = row.get("requests"), row.get("tokens")
         is_sound = isinstance(requests, int) and isinstance(tokens, int) and requests > 0 < tokens
         if row.get("arm") == arm and row.get("phase") in GENERATED and is_sound:
@@ -61,6 +51,11 @@ def loads_of(material: Material, check: Check, arm: str) -> tuple[tuple[int, int
     return tuple(sorted(counts.items()))
 
 
-def _steps(samples: Samples | None) -> tuple[dict[str, object], ...]:
-    found = None if samples is None else samples.table("steps")
-    return () if found is None else tuple(dict(record) for record in found.records())
+def records_of(material: Material, check: Check, name: str) -> tuple[dict[str, Scalar], ...]:
+    """Rows of one of a check's tables; none where the samples cannot be read or have no such table."""
+    try:
+        samples = material.samples(check.id)
+    except EvidenceError:
+        return ()
+    found = None if samples is None else samples.table(name)
+    return () if found is None else tuple(found.records())
