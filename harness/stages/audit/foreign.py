@@ -24,7 +24,7 @@ from harness.stages.audit.origins import trace_addresses
 from harness.stages.audit.program import OriginKind, Program, reached_without_wait
 from harness.stages.audit.sass import parse_sass, target_of, unread_lines
 
-__all__ = ["REPORTS", "ForeignKernel", "ForeignCubin", "cubins_in", "read_cubin"]
+__all__ = ["REPORTS", "ForeignKernel", "ForeignCubin", "cubins_in", "disassembled", "read_cubin"]
 
 T = TypeVar("T")
 TOOL_TIMEOUT_S = 600.0
@@ -96,7 +96,7 @@ def read_cubin(path: Path) -> ForeignCubin:
     name = path.name
     try:
         resources = parse_cubin(path.read_bytes())
-        text = _disassemble(path)
+        text = disassembled(path)
     except EvidenceError as error:
         return ForeignCubin(
             name=name, target="", kernels=(), unread=0, unread_examples=(), error=str(error)[:500]
@@ -113,6 +113,24 @@ def read_cubin(path: Path) -> ForeignCubin:
         unread_examples=tuple(unread[:MAX_UNREAD_SHOWN]),
         error=f"no machine code was found of {len(lost)} kernels, first {lost[0]}"[:500] if lost else "",
     )
+
+
+def disassembled(path: Path) -> str:
+    """Machine code of a cubin as text. Raises `EvidenceError` where the disassembler cannot read it."""
+    tool = _tool("nvidia-cuda-nvdisasm", "nvdisasm")
+    try:
+        ended = subprocess.run(
+            [str(tool), "-c", str(path)],
+            capture_output=True,
+            text=True,
+            timeout=TOOL_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise EvidenceError(f"{path.name}: nvdisasm took more than {TOOL_TIMEOUT_S:.0f} s") from error
+    if ended.returncode != 0:
+        raise EvidenceError(f"{path.name}: nvdisasm could not read it: {ended.stderr.strip()[:300]}")
+    return ended.stdout
 
 
 def _kernel(program: Program, resources: KernelResources) -> ForeignKernel:
@@ -182,23 +200,6 @@ def _from_library(path: Path, folder: Path, pattern: str) -> tuple[Path, ...]:
             f"{path}: cuobjdump could not read it: {(ended.stderr or ended.stdout).strip()[:300]}"
         )
     return found
-
-
-def _disassemble(path: Path) -> str:
-    tool = _tool("nvidia-cuda-nvdisasm", "nvdisasm")
-    try:
-        ended = subprocess.run(
-            [str(tool), "-c", str(path)],
-            capture_output=True,
-            text=True,
-            timeout=TOOL_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise EvidenceError(f"{path.name}: nvdisasm took more than {TOOL_TIMEOUT_S:.0f} s") from error
-    if ended.returncode != 0:
-        raise EvidenceError(f"{path.name}: nvdisasm could not read it: {ended.stderr.strip()[:300]}")
-    return ended.stdout
 
 
 def _tool(distribution: str, name: str) -> Path:

@@ -4,10 +4,14 @@ A forward dataflow over the control-flow graph: each register holds the set of o
 have there. An empty set is a plain number. Sets are joined where paths meet, and a predicated write keeps
 what was there, so the answer is an upper bound: an origin may be listed that cannot occur, none that can
 occur is missing, as far as the arithmetic of addresses goes through registers. A pointer that went through
-memory counts as loaded.
+memory counts as loaded. What was written under a predicate is also known by itself, for instructions under
+the same predicate, until that may have changed: compilers merge short branches that way.
 """
 
+from collections import defaultdict
+from collections.abc import Mapping
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from harness.stages.audit.program import Instruction, Origin, OriginKind, Program, blocks_of
 
@@ -21,11 +25,18 @@ MAX_PARAMETER_BYTES = 32764
 """Most bytes of parameters that a kernel can have (CUDA 12.1 and later)."""
 
 
+class _Guarded(NamedTuple):
+    """Names in a state of what registers hold under a predicate, such as `P1 R46`."""
+
+    of_register: Mapping[str, tuple[str, ...]]
+    of_predicate: Mapping[str, tuple[str, ...]]
+
+
 def trace_addresses(program: Program) -> dict[int, frozenset[Origin]]:
     """Origins of the address of each access, by instruction index; unreachable accesses come from nowhere and
     are opaque.
     """
-    blocks = blocks_of(program)
+    blocks, guarded = blocks_of(program), _guarded(program)
     by_leader = {block.start: number for number, block in enumerate(blocks)}
     entering: dict[int, State] = {0: dict(program.symbols)} if blocks else {}
     # In text order, nearly that of execution: a block waits until most of what leads to it is known.
@@ -37,7 +48,7 @@ def trace_addresses(program: Program) -> dict[int, frozenset[Origin]]:
         state = dict(entering[number])
         block = blocks[number]
         for index in block:
-            _step(program.instructions[index], state)
+            _step(program.instructions[index], state, guarded)
         for target in program.instructions[block[-1]].follows:
             if target in by_leader and _join(entering, by_leader[target], state):
                 heappush(todo, by_leader[target])
@@ -48,17 +59,42 @@ def trace_addresses(program: Program) -> dict[int, frozenset[Origin]]:
             instruction = program.instructions[index]
             if instruction.access is not None:
                 reached = number in entering
-                found = _origins(instruction.access.address, state) if reached else LOADED
+                found = _origins(instruction.access.address, state, instruction.guard) if reached else LOADED
                 traced[index] = frozenset(_resolved(origin, program) for origin in found)
-            _step(instruction, state)
+            _step(instruction, state, guarded)
     return traced
 
 
-def _step(instruction: Instruction, state: State) -> None:
+def _guarded(program: Program) -> _Guarded:
+    """Every name that the program's predicated writes may need."""
+    of_register: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    of_predicate: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    for instruction in program.instructions:
+        if instruction.guard:
+            for register in instruction.writes:
+                name = f"{instruction.guard} {register}"
+                of_register[register][name] = None
+                for predicate in (instruction.guard.lstrip("!"), "PR"):
+                    of_predicate[predicate][name] = None
+    return _Guarded(
+        {k: tuple(v) for k, v in of_register.items()}, {k: tuple(v) for k, v in of_predicate.items()}
+    )
+
+
+def _step(instruction: Instruction, state: State, guarded: _Guarded) -> None:
     """The effect of one instruction on the origins of registers."""
-    if not instruction.writes:
-        return
-    value = LOADED if instruction.is_opaque else _moved(_origins(instruction.reads, state), instruction.adds)
+    if instruction.writes:
+        _write(instruction, state, guarded)
+    for predicate in (*instruction.sets, *instruction.writes):
+        for name in guarded.of_predicate.get(predicate, ()):
+            state.pop(name, None)
+
+
+def _write(instruction: Instruction, state: State, guarded: _Guarded) -> None:
+    guard = instruction.guard
+    value = LOADED
+    if not instruction.is_opaque:
+        value = _moved(_origins(instruction.reads, state, guard), instruction.adds)
     if instruction.is_bounded:
         value = frozenset(o for o in value if o.kind not in (OriginKind.LOADED, OriginKind.PRODUCT))
     elif instruction.factor is not None and LOADED & value:
@@ -66,7 +102,12 @@ def _step(instruction: Instruction, state: State) -> None:
     seeds = dict(instruction.seeds)
     for register in instruction.writes:
         new = seeds.get(register, NONE) | value
-        if instruction.is_predicated:
+        opposite = guard.removeprefix("!") if guard.startswith("!") else f"!{guard}"
+        for name in guarded.of_register.get(register, ()):
+            if not guard or name != f"{opposite} {register}":
+                state.pop(name, None)
+        if guard:
+            state[f"{guard} {register}"] = new
             new = new | state.get(register, NONE)
         if new:
             state[register] = new
@@ -115,10 +156,11 @@ def _resolved(origin: Origin, program: Program) -> Origin:
     return Origin(OriginKind.LOADED)
 
 
-def _origins(registers: tuple[str, ...], state: State) -> frozenset[Origin]:
+def _origins(registers: tuple[str, ...], state: State, guard: str) -> frozenset[Origin]:
     found = NONE
     for register in registers:
-        found = found | state.get(register, NONE)
+        held = state.get(f"{guard} {register}") if guard else None
+        found = found | (state.get(register, NONE) if held is None else held)
     return found
 
 
@@ -129,7 +171,12 @@ def _join(entering: dict[int, State], number: int, state: State) -> bool:
         return True
     known = entering[number]
     changed = False
+    for name in [n for n in known if " " in n and n not in state]:
+        del known[name]  # not known by itself on one of the paths
+        changed = True
     for register, origins in state.items():
+        if " " in register and register not in known:
+            continue
         before = known.get(register, NONE)
         if origins is not before and not origins <= before:
             known[register] = before | origins

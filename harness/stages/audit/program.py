@@ -136,7 +136,10 @@ class Instruction:
     text: str
     opcode: str
     line: SourceLine | None
-    is_predicated: bool
+    guard: str = ""
+    """The predicate under which it runs, such as `P1` or `!P1`; empty: always."""
+    sets: tuple[str, ...] = ()
+    """Predicates that it may write; `PR` for all (SASS only: in PTX they are among what it writes)."""
     writes: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     seeds: tuple[tuple[str, frozenset[Origin]], ...] = ()
@@ -156,6 +159,11 @@ class Instruction:
     """Its result is small whatever it reads: a minimum, remainder or mask by a small constant."""
     access: Access | None = None
     follows: tuple[int, ...] = ()
+
+    @property
+    def is_predicated(self) -> bool:
+        """Whether some threads may pass over it."""
+        return bool(self.guard)
 
 
 @dataclass(frozen=True, slots=True)

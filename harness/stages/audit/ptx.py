@@ -220,7 +220,7 @@ def _parse_instruction(
         text=text,
         opcode=opcode,
         line=statement.line,
-        is_predicated=guard is not None,
+        guard="" if guard is None else guard[0].strip().removeprefix("@"),
         writes=writes,
         reads=reads,
         seeds=seeds,

@@ -41,6 +41,7 @@ INDEXED_BANK = re.compile(r"c\[(?!0x0\]\[0x)")
 TARGET = re.compile(r"`\(([^)]+)\)")
 BRANCH_TARGETS = re.compile(r"BRANCH_TARGETS\s+([^\"*]+)")
 PREDICATE = re.compile(r"^!?U?P(T|\d+)$")
+NAMED_PREDICATE = re.compile(r"\bU?P(?:\d+|R)\b")
 WITHOUT_RESULT = (
     "ST",
     "RED",
@@ -106,7 +107,7 @@ SUMS = ("IADD", "UIADD", "VIADD")
 
 class _Line(NamedTuple):
     offset: int
-    guard: bool
+    guard: str
     opcode: str
     operands: str
     line: SourceLine | None
@@ -184,7 +185,8 @@ def _read_rows(rows: list[str]) -> tuple[list[_Line], dict[str, int]]:
         elif label:
             labels[label[1]] = len(lines)
         elif code:
-            guard = code[2] is not None and code[2].strip() not in ("@PT", "@UPT")
+            guard = (code[2] or "").strip().removeprefix("@")
+            guard = "" if guard in ("PT", "UPT") else guard
             lines.append(_Line(int(code[1], 16), guard, code[3], code[4], line))
     return lines, labels
 
@@ -213,7 +215,7 @@ def _instruction(row: _Line, words: dict[int, frozenset[Origin]], follows: tuple
     text = f"{row.opcode} {row.operands}".strip()
     if parts[0] in ("LDC", "ULDC", "LDCU"):
         seeds = _bank_seeds(writes, sources, words)
-        return Instruction(text, row.opcode, row.line, row.guard, writes, (), seeds, follows=follows)
+        return Instruction(text, row.opcode, row.line, row.guard, writes=writes, seeds=seeds, follows=follows)
     reads = tuple(m[0] for o in sources for m in REGISTER.finditer(o))
     is_window = parts[0] in ("S2R", "S2UR") and any(o in SHARED_WINDOW for o in sources)
     seeds = tuple((w, ON_CHIP) for w in writes) if is_window else _operand_seeds(writes, sources, words)
@@ -221,7 +223,8 @@ def _instruction(row: _Line, words: dict[int, frozenset[Origin]], follows: tuple
         text=text,
         opcode=row.opcode,
         line=row.line,
-        is_predicated=row.guard,
+        guard=row.guard,
+        sets=tuple(NAMED_PREDICATE.findall(row.operands)) if "P" in row.operands else (),
         writes=writes,
         reads=reads,
         seeds=seeds,
@@ -420,7 +423,7 @@ def _successors(
             if target is None or target[1] not in labels:
                 return following, False
             is_conditional = (
-                row.guard
+                bool(row.guard)
                 or family == "CALL"
                 or PREDICATE.match(row.operands.split(",")[0].strip()) is not None
             )

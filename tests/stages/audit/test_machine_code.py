@@ -73,6 +73,32 @@ def test_a_wait_under_a_predicate_does_not_hold_back_what_follows() -> None:
     assert 2 in reached_without_wait(program)
 
 
+def test_an_address_written_under_a_predicate_is_known_under_that_predicate_alone() -> None:
+    lines = ("LDC.64 R2, c[0x0][0x210]", "LDC.64 R4, c[0x0][0x218]", "@P1 MOV R2, R4")
+    both = {Origin(OriginKind.POINTER, 0), Origin(OriginKind.POINTER, 1)}
+    second = {Origin(OriginKind.POINTER, 1)}
+    assert origins(kernel(*lines, "@P1 LDG.E R6, desc[UR4][R2.64]")) == [second]
+    assert origins(kernel(*lines, "@!P1 LDG.E R6, desc[UR4][R2.64]")) == [both]
+    assert origins(kernel(*lines, "LDG.E R6, desc[UR4][R2.64]")) == [both]
+    kept = (*lines, "@!P1 LDC.64 R2, c[0x0][0x210]", "@P1 LDG.E R6, desc[UR4][R2.64]")
+    assert origins(kernel(*kept)) == [second]
+
+
+def test_a_predicate_that_was_written_again_says_nothing_of_what_it_guarded() -> None:
+    lines = ("LDC.64 R2, c[0x0][0x210]", "LDC.64 R4, c[0x0][0x218]", "@P1 MOV R2, R4")
+    both = {Origin(OriginKind.POINTER, 0), Origin(OriginKind.POINTER, 1)}
+    load = "@P1 LDG.E R6, desc[UR4][R2.64]"
+    for writes in ("ISETP.NE.AND P1, PT, R8, RZ, PT", "IADD3 R8, P1, R8, R9, RZ", "R2P PR, R8, 0x7f"):
+        assert origins(kernel(*lines, writes, load)) == [both]
+    assert origins(kernel(*lines, "@P2 MOV R2, R8", load)) == [both]
+
+
+def test_a_predicated_address_is_known_after_branches_meet_only_if_all_of_them_wrote_it() -> None:
+    both = {Origin(OriginKind.POINTER, 0), Origin(OriginKind.POINTER, 1)}
+    lines = ("LDC.64 R2, c[0x0][0x210]", "LDC.64 R4, c[0x0][0x218]", "@P0 BRA `(.L_a)", "@P1 MOV R2, R4")
+    assert origins(kernel(*lines, ".L_a:", "@P1 LDG.E R6, desc[UR4][R2.64]")) == [both]
+
+
 def test_a_store_through_the_shared_window_is_on_chip() -> None:
     program = kernel("S2R R5, SR_SWINHI", "MOV R4, 0x400", "ST.E [R4], R7")
     assert origins(program) == [{Origin(OriginKind.ON_CHIP)}]
