@@ -6,7 +6,7 @@ by step (table `cells`); a coverage or sweep check is about one cell. Samples ar
 not fit are left out.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -135,7 +135,7 @@ def _add_run(
 
 
 def _unmet(
-    check: Check, rows: list[Mapping[str, Scalar]], edges: tuple[int, ...]
+    check: Check, rows: Sequence[Mapping[str, Scalar]], edges: tuple[int, ...]
 ) -> Iterator[tuple[str, int, str]]:
     """(place, bucket, words) of each cell that the policy demands of an eval and that holds too little."""
     assert check.cell is not None
