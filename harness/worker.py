@@ -28,7 +28,7 @@ from pydantic import ValidationError
 
 from harness.domain.change import Change, SourceTree
 from harness.domain.check import Check, Samples, StageName
-from harness.domain.errors import DeviceMissing, EvidenceError, InputError
+from harness.domain.errors import DeviceMissing, EvidenceError, FasttrackError, InputError
 from harness.domain.machine import Machine, Tier
 from harness.domain.pack import Pack
 from harness.domain.plan import Plan
@@ -144,6 +144,8 @@ def serve(job: Job) -> None:
         check = checks[line.strip()]
         try:
             say("samples", sample_check(check, context).model_dump(mode="json"))
+        except FasttrackError as error:  # a server or a file that is not what it has to be, told in words
+            say("obstacle", str(error))
         except Exception:  # noqa: BLE001  # the parent must hear of every fault, whatever it is
             say("fault", traceback.format_exc())
 

@@ -83,6 +83,20 @@ def test_a_fault_of_the_harness_gives_no_outcome_and_stops_the_run(
         assert run.outcomes() == ()
 
 
+def test_a_server_that_lies_to_the_sampler_is_told_in_words_and_is_no_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = _plan(only=("mix",))
+    with pytest.raises(HarnessFault) as caught:
+        _execute(plan, tmp_path, monkeypatch, "obstacle")
+    assert str(caught.value) == (
+        "coverage/poison/mix could not be sampled, which says nothing of the candidate; finished checks are "
+        "kept and --resume goes on: http://127.0.0.1:1/tokenize answers without tokens: {}"
+    )
+    with open_run(tmp_path / "run", plan) as run:
+        assert run.outcomes() == ()
+
+
 def test_a_process_that_cannot_start_is_a_fault_of_ours_and_no_candidate_s_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,12 @@ class ChildSampler:
                 marks.add(str(answer["mark"]))
             elif "note" in answer:
                 self._on_note(str(answer["note"]))
+            elif "obstacle" in answer:
+                self._kill()
+                raise HarnessFault(
+                    f"{check.id} could not be sampled, which says nothing of the candidate; finished checks "
+                    f"are kept and --resume goes on: {answer['obstacle']}"
+                )
             elif "fault" in answer:
                 self._kill()
                 raise HarnessFault(

@@ -1,7 +1,8 @@
 """The sampling child on the fake pack: `python -m tests.fakes.serve JOB BEHAVIOUR`.
 
 BEHAVIOUR: `honest`, or what the candidate does when a session opens: `segfault`, `exit`, `says_and_exits`,
-`hang`, `raise`; or what the harness does: `harness_fault`, `no_start` (it ends before it is ready).
+`hang`, `raise`; or what the harness does: `harness_fault`, `obstacle` (a server that lies), `no_start` (it
+ends before it is ready).
 """
 
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import worker
+from harness.domain.errors import ServiceError
 from tests.fakes.pack import FakePack
 
 
@@ -37,6 +39,10 @@ class MisbehavingPack(FakePack):
         return super().open_session(request, observer)
 
 
+def _meets_a_liar(check: Any, context: Any) -> Any:
+    raise ServiceError("http://127.0.0.1:1/tokenize answers without tokens: {}")
+
+
 def main() -> None:
     """Serve a job."""
     job, behaviour = Path(sys.argv[1]), sys.argv[2]
@@ -45,6 +51,8 @@ def main() -> None:
         sys.exit("no module named harness.stages.missing")
     if behaviour == "harness_fault":
         worker.sample_check = lambda check, context: 1 / 0  # type: ignore[assignment,return-value]  # a fault of ours
+    if behaviour == "obstacle":
+        worker.sample_check = _meets_a_liar
     worker.serve(worker.Job.model_validate_json(job.read_bytes()))
 
 
