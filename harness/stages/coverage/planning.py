@@ -126,10 +126,10 @@ def _all_wanted(request: PlanRequest) -> Iterator[Wanted]:
 
 
 def _causal_wanted(request: PlanRequest, base: Cell) -> Iterator[Wanted]:
-    """A check an eval, in full runs: the embedded tasks, and the features that choose tokens. An eval may be
-    blind to an op that others see; that is worth knowing and stops nobody.
+    """A check an eval, in full runs and on a GPU: the embedded tasks, and the features that choose tokens. An
+    eval may be blind to an op that others see; that is worth knowing and stops nobody.
     """
-    if not request.is_full:
+    if not request.is_full and request.machine.arch == "cpu":
         return
     proves = "making each op visibly wrong changes this eval's answers, so the eval covers it"
     small = request.pack.smoke_model
