@@ -91,8 +91,8 @@ def test_what_this_engine_cannot_serve_says_why(fields: dict[str, object], reaso
     assert unreached(Cell.model_validate({"arch": "cpu", **fields})) == reason
 
 
-def test_only_coverage_takes_cells_and_features_take_no_drafts() -> None:
+def test_stages_that_generate_nothing_take_no_cells_and_features_take_no_drafts() -> None:
     with pytest.raises(ValueError, match="cells are demanded of coverage"):
-        Proof(stage=StageName.EVALS, cells=(CellDemand(),))
+        Proof(stage=StageName.KERNELS, cells=(CellDemand(),))
     with pytest.raises(ValueError, match="drafts in a demand of their own"):
         CellDemand(drafts=(1,), feature=("structured_output",))
