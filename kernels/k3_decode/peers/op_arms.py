@@ -66,7 +66,7 @@ class Bench:
         """An output, NaN until it is written."""
         return torch.full(size, torch.nan if dtype.is_floating_point else -1, dtype=dtype, device="cuda")
 
-    def ours(self, op: str, weights: dict[str, Any], result: torch.Tensor, **arguments: Any) -> Call:
+    def ours(self, op: str, weights: dict[str, Any], result: torch.Tensor, /, **arguments: Any) -> Call:
         """One prepared call of the fused op, which writes `result` among others."""
         bound = self.table[op].prepare(**weights) if weights else {}
 
