@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.domain.cell_tokens import context_power
 from harness.engines.serving import Reply, StepTotal
 
 __all__ = ["StepBook"]
@@ -46,7 +47,9 @@ class StepBook:
         total: dict[StepTotal, int] = {}
         for step in self._steps[since:]:
             path, reason = (str(step["path"]), str(step["reason"])) if chosen is None else chosen
-            kind = StepTotal(str(step["phase"]), path, reason, int(step["requests"]))
+            phase, context = str(step["phase"]), context_power(int(step.get("context", 0)))
+            drafts = int(step.get("drafts", 0)) if phase == "verify" else 0
+            kind = StepTotal(phase, path, reason, int(step["requests"]), context, drafts)
             total[kind] = total.get(kind, 0) + int(step["tokens"])
         return total
 

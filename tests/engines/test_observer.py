@@ -172,6 +172,15 @@ def test_without_a_specialised_decode_a_step_says_its_graph(tmp_path: Path) -> N
     assert lines(tmp_path / "book")[0]["reason"] == "graph_full"
 
 
+def test_a_step_says_its_shortest_context_with_its_own_rows_and_its_drafts(tmp_path: Path) -> None:
+    runner = watched(tmp_path / "book")
+    told = scheduled({}, {"a": (3, 4), "b": (1, 9)}, {"a": [7, 8]})
+    told.scheduled_cached_reqs.num_computed_tokens = [1000, 1001]
+    runner.execute_model(told)
+    runner.execute_model(scheduled({}, {"a": (1, 5)}))
+    assert [(s["context"], s["drafts"]) for s in lines(tmp_path / "book")] == [(1002, 2), (0, 0)]
+
+
 def book(path: Path, *entries: dict[str, Any]) -> StepBook:
     header = {"kind": "observer", "vllm": "0.33.0", "is_on": True, "why": ""}
     path.write_text("".join(json.dumps(e) + "\n" for e in (header, *entries)), encoding="utf-8")
@@ -189,6 +198,14 @@ def test_steps_are_added_up_by_kind_and_from_a_mark_on(tmp_path: Path) -> None:
     found = book(tmp_path / "b", step(1, "decode", ["a", "b"], []), step(2, "decode", ["a", "b"], []))
     assert found.totals() == {StepTotal("decode", "stock", "r", 2): 4}
     assert found.totals(since=1) == {StepTotal("decode", "stock", "r", 2): 2}
+
+
+def test_totals_tell_contexts_by_powers_of_two_and_the_drafts_of_verify_steps_alone(tmp_path: Path) -> None:
+    told = {"context": 1500, "drafts": 3}
+    found = book(tmp_path / "b", step(1, "verify", ["a"], []) | told, step(2, "decode", ["a"], []) | told)
+    assert found.totals() == {
+        StepTotal("verify", "stock", "r", 1, 1024, 3): 1, StepTotal("decode", "stock", "r", 1, 1024, 0): 1,
+    }  # fmt: skip
 
 
 def test_a_whole_servers_setting_makes_its_steps_optimised_where_it_was_seen_chosen(tmp_path: Path) -> None:

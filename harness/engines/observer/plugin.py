@@ -157,7 +157,8 @@ class _Watch:
         self._notes.say(
             "step", step=self._step, phase=phase, requests=len(tokens), tokens=sum(tokens.values()),
             graph=self._graph, rows=self._rows, path=path, reason=reason, ids=list(tokens),
-            prompts=sorted(prompts_of(scheduled)),
+            prompts=sorted(prompts_of(scheduled)), context=shortest_context(scheduled),
+            drafts=max((len(ids) for ids in scheduled.scheduled_spec_decode_tokens.values()), default=0),
         )  # fmt: skip
 
 
@@ -166,6 +167,14 @@ def prompts_of(scheduled: Any) -> set[str]:
     cached = scheduled.scheduled_cached_reqs
     counts = zip(cached.req_ids, cached.num_output_tokens, strict=False)
     return set(scheduled.num_scheduled_tokens) - {name for name, count in counts if count > 0}
+
+
+def shortest_context(scheduled: Any) -> int:
+    """Least context of the requests that decode in a step, its own rows included; 0 where nobody tells."""
+    cached = scheduled.scheduled_cached_reqs
+    done = getattr(cached, "num_computed_tokens", ())
+    counts = zip(cached.req_ids, done, strict=False)
+    return min((int(n) + scheduled.num_scheduled_tokens.get(name, 0) for name, n in counts), default=0)
 
 
 def phase_of(scheduled: Any) -> str:
