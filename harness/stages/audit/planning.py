@@ -105,6 +105,8 @@ def sizes_text(variant: KernelVariant, envelope: Envelope) -> str:
     meanings = {
         "tokens": f"1..{envelope.max_rows_per_step}",
         "requests": f"{envelope.batch.min}..{envelope.batch.max}",
+        "rows": f"{envelope.drafts.min + 1}..{envelope.drafts.max + 1}",
+        "ranks": f"1..{max(envelope.tp) * max(envelope.dcp)}",
     }
     return " ".join(f"{place}={meanings.get(said, said)}" for place, said in variant.sizes)
 
