@@ -4,9 +4,10 @@
         [--wait-for N --meet DIR]
 
 Writes NAME.json: log-probabilities along forced tokens (vLLM's trace replay: tokens are given, logits are
-the model's own), step times, kernels of profiled steps, the ops' own launch counters, draws at a
-temperature, answers under a schema, what was selected. With --wait-for several engines start side by side and
-are measured one after another: an engine holds the GPU alone while it is timed.
+the model's own), step times, replays of the model's graph alone, kernels of profiled steps, the ops' own
+launch counters, draws at a temperature, answers under a schema, what was selected. With --wait-for several
+engines start side by side and are measured one after another: an engine holds the GPU alone while it is
+timed.
 """
 
 import argparse
@@ -32,11 +33,12 @@ DEFAULTS: dict[str, Any] = {
     "enable_prefix_caching": False, "enable_trace_replay": True, "max_logprobs": 20,
 }  # fmt: skip
 """`kv_cache_memory_bytes` skips the memory profiling, so that engines can share a GPU."""
-PARTS = ("forced", "steps", "kernels", "draws", "structured")
+PARTS = ("forced", "steps", "kernels", "draws", "structured", "replays")
 PROMPTS = (1, 2, 3, 5, 8, 13, 21, 34, 55, 70, 130, 200, 3, 7, 64, 63)
 FORCED_TOKENS = 24
 TOP = 20
 WARM_STEPS, TIMED_STEPS, PROFILED_STEPS = 10, 60, 6
+WARM_REPLAYS, TIMED_REPLAYS, REPEATS = 20, 60, 7
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -67,6 +69,7 @@ def main() -> None:
         ("kernels", lambda: {str(rows): engine.profiled(rows) for rows in options.rows}),
         ("draws", engine.draws),
         ("structured", engine.structured),
+        ("replays", lambda: {str(rows): engine.replayed(rows) for rows in options.rows}),
     )
     with _alone(options.meet):
         for part, take in parts:
@@ -133,7 +136,7 @@ class _Engine:
         self._llm = LLM(model=model, **arguments)
         self._engine = self._llm.llm_engine
         worker = self._engine.engine_core.engine_core.model_executor.driver_worker.worker
-        self._model = worker.get_model()
+        self._model, self._runner = worker.get_model(), worker.model_runner
         self._vocab = self._engine.vllm_config.model_config.get_vocab_size()
 
     def selected(self) -> dict[str, Any]:
@@ -220,6 +223,37 @@ class _Engine:
                 for e in events
             ],
         }
+
+    def replayed(self, rows: int) -> dict[str, Any]:
+        """The model's own graph of a decode step of `rows` requests, replayed back to back: microseconds by
+        events, with neither the host nor a profiler in them. Its inputs are those of the last such step.
+        """
+        self._begin(rows, WARM_STEPS)
+        self._step(WARM_STEPS)
+        graph = self._full_graph(rows)
+        event: Any = self._torch.cuda.Event
+        begin, end = event(enable_timing=True), event(enable_timing=True)
+        before, times = self._launches(), []
+        for _ in range(WARM_REPLAYS):
+            graph.replay()
+        for _ in range(REPEATS):
+            begin.record()
+            for _ in range(TIMED_REPLAYS):
+                graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) * 1e3 / TIMED_REPLAYS)
+        launches = _less(self._launches(), before)
+        self._drain()
+        return {"us": sorted(times)[len(times) // 2], "all_us": times, "launches": launches}
+
+    def _full_graph(self, rows: int) -> Any:
+        """vLLM's graph for that many decode rows; raises `ValueError` where it captured none."""
+        graphs = self._runner.cudagraph_manager.graphs
+        found = [graph for desc, graph in graphs.items() if desc.num_tokens == rows and desc.num_reqs == rows]
+        if len(found) != 1:
+            raise ValueError(f"{len(found)} full graphs of {rows} rows")
+        return found[0]
 
     def draws(self) -> dict[str, Any]:
         """Tokens drawn at temperature 1, each with the likeliest ones and their log-probabilities."""

@@ -5,12 +5,20 @@ every comparison passes. Here norms are 1, matrices N(0, 1 / fan-in), and small 
 each tensor has a seed of its own, counted in model order. The dummy loader also leaves the copies of the
 convolution taps and of the norm that vLLM's fused KDA decode reads as they were allocated: they are filled
 here from the parameters, as loading a checkpoint does.
+
+Near ties of a random router flip with any rounding, and every flip moves all later log-probabilities: two
+correct arms then differ by tenths. `K3_DECODE_ROUTER_SPREAD=100` draws the selection's bias from so wide a
+range that ties are rare, which leaves the arithmetic to be compared.
 """
 
 import math
+import os
 from typing import Any
 
-__all__ = ["register"]
+__all__ = ["SPREAD_VARIABLE", "register"]
+
+SPREAD_VARIABLE = "K3_DECODE_ROUTER_SPREAD"
+SELECTION_BIAS = "e_score_correction_bias"
 
 FIRST_SEED = 1234
 _MARK = "_k3_decode_seeded"
@@ -25,7 +33,7 @@ def register() -> None:
         return
     setattr(loader, _MARK, True)
     stock_fill, stock_load = loader.initialize_single_dummy_weight, loader.DummyModelLoader.load_weights
-    seen = [0]
+    seen, spread = [0], float(os.environ.get(SPREAD_VARIABLE, "0.1"))
 
     @torch.no_grad()  # type: ignore[untyped-decorator,unused-ignore]  # by torch version
     def fill(tensor: Any, low: float = 0, high: float = 0, seed: int = 0, name: str = "") -> None:
@@ -37,6 +45,8 @@ def register() -> None:
         generator = torch.Generator(device=tensor.device).manual_seed(own)
         if name == "A_log":
             tensor.uniform_(0.0, 1.0, generator=generator)
+        elif name.endswith(SELECTION_BIAS):
+            tensor.uniform_(-spread, spread, generator=generator)
         elif "bias" in name:
             tensor.uniform_(-0.1, 0.1, generator=generator)
         elif tensor.dim() <= 1:
