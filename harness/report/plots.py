@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from harness.report.svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, axis, drawing, legend, line, text
+
 __all__ = [
     "Bar", "DumbbellRow", "Lane", "Point", "Series", "dumbbell_plot", "line_plot", "status_bar",
     "timeline_plot",
 ]  # fmt: skip
-
-WIDTH = 720
-LEFT, RIGHT, TOP, BOTTOM = 58, 16, 34, 44
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ def line_plot(
     values = [v for p in points for v in (p.y, p.low, p.high) if v is not None]
     if baseline is not None:
         values.append(baseline)
-    bottom, top, step = _axis(min(values), max(values))
+    bottom, top, step = axis(min(values), max(values))
 
     def px(x: float) -> float:
         spread = math.log2(xs[-1]) - math.log2(xs[0]) or 1.0
@@ -106,24 +105,24 @@ def line_plot(
     parts = []
     tick = bottom
     while tick <= top + step / 2:
-        parts.append(_line("grid", LEFT, py(tick), WIDTH - RIGHT, py(tick)))
-        parts.append(_text("tick end", LEFT - 8, py(tick) + 4, f"{tick:.3g}"))
+        parts.append(line("grid", LEFT, py(tick), WIDTH - RIGHT, py(tick)))
+        parts.append(text("tick end", LEFT - 8, py(tick) + 4, f"{tick:.3g}"))
         tick += step
-    parts += [_text("tick mid", px(x), height - BOTTOM + 18, f"{x:g}") for x in xs]
+    parts += [text("tick mid", px(x), height - BOTTOM + 18, f"{x:g}") for x in xs]
     if baseline is not None:
-        parts.append(_line("baseline", LEFT, py(baseline), WIDTH - RIGHT, py(baseline)))
+        parts.append(line("baseline", LEFT, py(baseline), WIDTH - RIGHT, py(baseline)))
     for place, one in enumerate(series):
         kind = f"s{place % 6}"
         path = " ".join(f"{px(p.x):.1f},{py(p.y):.1f}" for p in one.points)
         parts.append(f'<polyline class="line {kind}" points="{path}"/>')
         for p in one.points:
             if p.low is not None and p.high is not None:
-                parts.append(_line(f"whisker {kind}", px(p.x), py(p.low), px(p.x), py(p.high)))
+                parts.append(line(f"whisker {kind}", px(p.x), py(p.low), px(p.x), py(p.high)))
             parts.append(f'<circle class="dot {kind}" cx="{px(p.x):.1f}" cy="{py(p.y):.1f}" r="4"/>')
-    parts.append(_text("axis mid", (LEFT + WIDTH - RIGHT) / 2, height - 6, x_title))
-    parts.append(_text("axis", 2, 13, y_title))
-    parts += _legend([s.name for s in series])
-    return _svg(title, height, parts)
+    parts.append(text("axis mid", (LEFT + WIDTH - RIGHT) / 2, height - 6, x_title))
+    parts.append(text("axis", 2, 13, y_title))
+    parts += legend([s.name for s in series])
+    return drawing(title, height, parts)
 
 
 def dumbbell_plot(rows: Sequence[DumbbellRow], title: str, names: tuple[str, str], note_title: str) -> Markup:
@@ -141,19 +140,19 @@ def dumbbell_plot(rows: Sequence[DumbbellRow], title: str, names: tuple[str, str
     parts = []
     factors = (1, 2, 5) if high - low <= 2 else (1,)
     for tick in [f * 10.0**power for power in range(low, high) for f in factors] + [10.0**high]:
-        parts.append(_line("grid", px(tick), TOP - 4, px(tick), height - 30))
-        parts.append(_text("tick mid", px(tick), height - 12, f"{tick:.0e}".replace("e-0", "e-")))
+        parts.append(line("grid", px(tick), TOP - 4, px(tick), height - 30))
+        parts.append(text("tick mid", px(tick), height - 12, f"{tick:.0e}".replace("e-0", "e-")))
     for place, row in enumerate(rows):
         y = TOP + row_height * place + row_height / 2
         over = " over" if row.is_over else ""
-        parts.append(_text("rowname end", left - 12, y + 4, row.name))
-        parts.append(_line("join", px(row.first), y, px(row.second), y))
+        parts.append(text("rowname end", left - 12, y + 4, row.name))
+        parts.append(line("join", px(row.first), y, px(row.second), y))
         parts.append(f'<circle class="dot s1" cx="{px(row.first):.1f}" cy="{y:.1f}" r="5"/>')
         parts.append(f'<circle class="dot s0{over}" cx="{px(row.second):.1f}" cy="{y:.1f}" r="5"/>')
-        parts.append(_text(f"rowname end{over}", WIDTH - 4, y + 4, row.note))
-    parts.append(_text("axis end", WIDTH - 4, TOP - 6, note_title))
-    parts += _legend(names, first=1, right=right + 60)
-    return _svg(title, height, parts)
+        parts.append(text(f"rowname end{over}", WIDTH - 4, y + 4, row.note))
+    parts.append(text("axis end", WIDTH - 4, TOP - 6, note_title))
+    parts += legend(names, first=1, right=right + 60)
+    return drawing(title, height, parts)
 
 
 def timeline_plot(lanes: Sequence[Lane], title: str) -> Markup:
@@ -161,18 +160,18 @@ def timeline_plot(lanes: Sequence[Lane], title: str) -> Markup:
     left, lane_height = 130, 22
     height = TOP + lane_height * len(lanes) + 30
     longest = max((bar.end for lane in lanes for bar in lane.bars), default=1.0) or 1.0
-    step = _axis(0.0, longest)[2]
+    step = axis(0.0, longest)[2]
 
     def px(value: float) -> float:
         return left + (WIDTH - left - RIGHT) * value / longest
 
     parts = []
     for nth in range(int(longest / step) + 1):
-        parts.append(_line("grid", px(nth * step), TOP - 4, px(nth * step), height - 26))
-        parts.append(_text("tick mid", px(nth * step), height - 10, f"{nth * step:g}"))
+        parts.append(line("grid", px(nth * step), TOP - 4, px(nth * step), height - 26))
+        parts.append(text("tick mid", px(nth * step), height - 10, f"{nth * step:g}"))
     for place, lane in enumerate(lanes):
         y = TOP + lane_height * place
-        parts.append(_text("rowname end", left - 8, y + 15, lane.name))
+        parts.append(text("rowname end", left - 8, y + 15, lane.name))
         for bar in lane.bars:
             x, width = px(bar.start), max(0.8, px(bar.end) - px(bar.start))
             kind = "none" if bar.kind is None else f"s{bar.kind}"
@@ -181,40 +180,6 @@ def timeline_plot(lanes: Sequence[Lane], title: str) -> Markup:
                 f"<title>{escape(bar.name)}: {bar.start:.1f} to {bar.end:.1f} us</title></rect>"
             )
             if width > 7 * len(bar.name):
-                parts.append(_text("key", x + 3, y + 15, bar.name))
-    parts.append(_text("axis end", WIDTH - 4, TOP - 10, "microseconds"))
-    return _svg(title, height, parts)
-
-
-def _svg(title: str, height: float, parts: Sequence[str]) -> Markup:
-    return Markup(
-        f'<svg class="plot" viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">'
-        f"{''.join(parts)}</svg>"
-    )
-
-
-def _legend(names: Sequence[str], first: int = 0, right: int = RIGHT) -> list[str]:
-    """Names with their dots, set to the right; colours from `first` down where it is 1, else upwards."""
-    parts, x = [], float(WIDTH - right)
-    for place in range(len(names) - 1, -1, -1):
-        x -= 7.0 * len(names[place]) + 22
-        kind = first - place if first else place % 6
-        parts.append(f'<circle class="dot s{kind}" cx="{x + 4:.1f}" cy="10" r="5"/>')
-        parts.append(_text("key", x + 14, 14, names[place]))
-    return parts
-
-
-def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
-    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
-
-
-def _text(kind: str, x: float, y: float, text: str) -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
-
-
-def _axis(low: float, high: float) -> tuple[float, float, float]:
-    """A round range around the values, and the step between its ticks."""
-    spread = (high - low) or abs(high) or 1.0
-    step = 10.0 ** math.floor(math.log10(spread / 3))
-    step = next(step * f for f in (1, 2, 5, 10) if spread / (step * f) <= 5)
-    return math.floor(low / step) * step, math.ceil(high / step + 1e-9) * step, step
+                parts.append(text("key", x + 3, y + 15, bar.name))
+    parts.append(text("axis end", WIDTH - 4, TOP - 10, "microseconds"))
+    return drawing(title, height, parts)

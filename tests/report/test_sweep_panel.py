@@ -24,9 +24,10 @@ def _timed(kind: str | None, layout: str, tp: int, context: int, batch: int) -> 
 
 
 def _panels(*pairs: tuple[Check, Outcome]) -> dict[str, list[str]]:
-    """Names of the lines of each plot."""
+    """Names of the lines of each plot of gains."""
     made = panels(Material(example_plan(), pairs, lambda check: None))
-    return {p.title: re.findall(r'class="key"[^>]*>([^<]*)', str(p.svg)) for p in made if p.svg is not None}
+    plots = [p for p in made if p.title.startswith("Gain over stock:")]
+    return {p.title: re.findall(r'class="key"[^>]*>([^<]*)', str(p.svg)) for p in plots}
 
 
 def test_layers_of_another_kind_layout_or_tp_are_lines_of_their_own() -> None:
@@ -52,3 +53,51 @@ def test_where_it_loses_names_kind_and_layout_beside_the_cell() -> None:
     )
     assert table is not None
     assert table.rows[0][0].text == "kda_moe, whole: batch 1, context 64"
+
+
+def _with_figures(
+    pair: tuple[Check, Outcome], parameters: tuple[tuple[str, str], ...], **figures: float
+) -> tuple[Check, Outcome]:
+    check = pair[0].model_copy(update={"parameters": parameters})
+    found = tuple(
+        Figure(name=name, value=v, low=v * 0.99, high=v * 1.01)
+        if name == "ratio"
+        else Figure(name=name, value=v)
+        for name, v in figures.items()
+    )
+    return check, pair[1].model_copy(update={"figures": found})
+
+
+def test_layers_get_a_roofline_and_steps_a_pareto_front() -> None:
+    layer = _with_figures(
+        _timed("kda_moe", "whole", 8, 1024, 1), (("kind", "kda_moe"), ("layout", "whole")), ratio=2.0,
+        stock_us=140.0, optimised_us=70.0, optimised_moved_bytes=280e6, optimised_roofline=0.9,
+    )  # fmt: skip
+    step = _with_figures(
+        _timed(None, "", 1, 64, 8), (), ratio=2.0, stock_us=40_000.0, optimised_us=20_000.0,
+        verify_steps_per_s=50.0,
+    )  # fmt: skip
+    titles = [p.title for p in panels(Material(example_plan(), (layer, step), lambda check: None))]
+    assert "Roofline" in titles
+    assert "Tokens a user against tokens a GPU" in titles
+    assert "Time over batch: layer, kda_moe, whole" in titles
+
+
+def test_what_explains_a_layers_gain_is_told_with_its_gap() -> None:
+    """100 to 50 us, of which the one part explains 40."""
+    whole = _with_figures(
+        _timed("kda_moe", "whole", 8, 1024, 1),
+        (("kind", "kda_moe"), ("layout", "whole"), ("parts", "op.experts")),
+        ratio=2.0, stock_us=100.0, optimised_us=50.0, noise_floor=0.0,
+    )  # fmt: skip
+    part = _with_figures(
+        _timed("op.experts", "alone", 8, 1024, 1), (("kind", "op.experts"), ("layout", "alone")),
+        ratio=3.0, stock_us=60.0, optimised_us=20.0, noise_floor=0.0,
+    )  # fmt: skip
+    shown = panels(Material(example_plan(), (whole, part), lambda check: None))
+    (panel,) = [p for p in shown if p.title == "What explains the gain"]
+    assert panel.table is not None
+    assert [cell.text for cell in panel.table.rows[0]] == [
+        "kda_moe, whole: batch 1, context 1024, tp 8", "50.0 us", "40.0 us", "+10.0 us [+9.3, +10.7]",
+        "gap of +10.0 us, 20% of what was saved",
+    ]  # fmt: skip
