@@ -16,7 +16,7 @@ def test_a_front_keeps_what_no_other_point_beats_both_ways() -> None:
 
 @pytest.mark.parametrize(
     ("value", "tone"),
-    [(1.0, "even"), (1.02, "even"), (1.1, "gain-1"), (2.0, "gain-4"), (9.0, "gain-5"), (0.5, "loss-4")],
+    [(1.0, "even"), (1.019, "even"), (1.1, "gain-1"), (2.0, "gain-4"), (9.0, "gain-5"), (0.5, "loss-4")],
 )
 def test_a_field_is_coloured_by_how_far_it_is_from_even(value: float, tone: str) -> None:
     assert tone_of(value) == tone

@@ -39,7 +39,7 @@ def judge(check: Check, samples: Samples) -> Outcome:
         )
     except ValueError as error:
         return judged(check, samples, Status.INCONCLUSIVE, str(error), NEXT_STEPS, None, ())
-    noise = noise_of(null)
+    noise = noise_of(check, null)
     status, words = verdict_of(check, gain, noise)
     drift = drift_of(times["stock"])
     if has_threshold(check, "max_drift"):
@@ -75,9 +75,12 @@ def drift_of(stock_us: Sequence[float]) -> float:
     return median(stock_us[-half:]) / median(stock_us[:half]) - 1
 
 
-def noise_of(null: Comparison) -> float:
-    """This machine's noise floor: how far from 1 the interval of stock against stock reaches."""
-    return max(abs(null.low - 1), abs(null.high - 1))
+def noise_of(check: Check, null: Comparison) -> float:
+    """This machine's noise floor: how far from 1 the interval of stock against stock reaches, and no less
+    than what the same work in other memory may differ by.
+    """
+    least = check.number("min_noise") if has_threshold(check, "min_noise") else 0.0
+    return max(abs(null.low - 1), abs(null.high - 1), least)
 
 
 def verdict_of(check: Check, gain: Comparison, noise: float) -> tuple[Status, str]:

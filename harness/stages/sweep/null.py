@@ -45,7 +45,7 @@ def null_repeat(check: Check, times: Mapping[str, tuple[float, ...]]) -> NullRep
         compare(times["stock"][: len(times[arm])], times[arm], alpha, seed)
         for arm in ("optimised", "null", "slow")
     )
-    noise = noise_of(null)
+    noise = noise_of(check, null)
     return NullRepeat(
         status=verdict_of(check, gain, noise)[0], ratio=gain.ratio, low=gain.low, high=gain.high, noise=noise,
         is_planted_seen=slow.high < 1, times_us=tuple(times[arm] for arm in ARMS),

@@ -32,6 +32,7 @@ DEFAULTS: dict[str, float] = {
     "timer_tolerance": 0.1,
     "cold_tolerance": 0.25,
     "max_drift": 0.25,
+    "min_noise": 0.005,
 }
 """Where the policy names none. `min_ratio`: stock time over optimised time that a cell without a promise must
 reach; `interval_width`: sampling stops when the ratio's interval is narrower (0: never), and `time_s`: or
@@ -41,7 +42,8 @@ when all arms together were timed for so long. A token of a layer may be
 chooses about 0.57 of them (64 rows, 16 of 896), one that sees equal rows 0.03. `timer_tolerance`: share by
 which the timer may miss a known duration; `cold_tolerance`: share by which a pass behind a flush of the cache
 may take longer than one in a row; `max_drift`: how far stock may move from the first half of a run to the
-second, or by the gain or the noise where they are more."""
+second, or by the gain or the noise where they are more; `min_noise`: what equal work in other memory may
+differ by, which no interval within a run tells (measured on an H200: bundles/null/h200_products.json)."""
 COST_PER_CELL_S, COST_PER_ROW_S, COST_PER_PROMPT_TOKEN_S = 1.0, 0.08, 0.001
 """Measured on 2 cores with the nano model, four sessions: 22 s for five cells of 1 to 64 requests."""
 WHOLE = "whole"

@@ -48,6 +48,18 @@ def test_at_five_per_cent_five_alarms_of_fifty_are_no_surprise_and_six_are(
     assert found.words().startswith(f"{alarms} of 50 runs of stock against itself are false alarms")
 
 
+def test_equal_work_in_other_memory_is_no_alarm_where_the_least_noise_covers_it() -> None:
+    """0.4 % slower, told to the last digit; a plan from before `min_noise` accuses."""
+    check = null_check(_check(min_noise=0.005))
+    older = check.model_copy(
+        update={"thresholds": tuple(t for t in check.thresholds if t.name != "min_noise")}
+    )
+    steady = {arm: tuple(100.0 for _ in range(8)) for arm in ("stock", "null")}
+    times = {**steady, "optimised": (100.4,) * 8, "slow": (160.0,) * 8}
+    assert null_repeat(check, times).status is Status.PASS
+    assert null_repeat(older, times).status is Status.FAIL
+
+
 def test_a_record_is_judged_by_its_times_and_not_by_what_it_says() -> None:
     check = null_check(_check())
     lying = null_repeat(check, _times(1.3)).model_copy(update={"status": Status.PASS})
