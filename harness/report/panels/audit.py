@@ -12,7 +12,7 @@ __all__ = ["panels"]
 
 COLUMNS = (
     "registers", "spill_bytes", "local_accesses", "shared_bytes", "blocks_per_sm", "cluster_blocks",
-    "load16_share", "instructions", "matrix_instructions", "unclassed_accesses",
+    "load16_share", "instructions", "main_loop_instructions", "matrix_instructions", "unclassed_accesses",
 )  # fmt: skip
 """Figures shown for every kernel; the rest are with the check."""
 NEVER_GOOD = ("spill_bytes", "local_accesses", "unclassed_accesses")

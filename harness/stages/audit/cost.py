@@ -110,7 +110,8 @@ def figures(
         _occupancy(rows),
         Figure(name="cluster_blocks", value=total["cluster"]),
         Figure(name="instructions", value=sum(p.instructions for p in sass), note="SASS"),
-        Figure(name="matrix_instructions", value=sum(p.tensor_core for p in sass), note="SASS"),
+        Figure(name="matrix_instructions", value=sum(p.tensor_core for p in sass), note=_matrix_note(sass)),
+        _main_loop(sass),
         Figure(name="multicast_instructions", value=total["multicast"]),
         Figure(
             name="load16_share",
@@ -121,6 +122,20 @@ def figures(
         Figure(name="accesses", value=len(accesses), note="PTX and SASS together"),
         Figure(name="unclassed_accesses", value=len(unclassed(accesses))),
     )
+
+
+def _matrix_note(sass: Sequence[ProgramFact]) -> str:
+    used = dict.fromkeys(p.matrix_opcode for p in sass if p.matrix_opcode is not None)
+    return f"SASS, mostly {', '.join(used)}" if used else "SASS"
+
+
+def _main_loop(sass: Sequence[ProgramFact]) -> Figure:
+    """Of the kernel with the largest one."""
+    main = max(sass, key=lambda p: p.loop_instructions, default=None)
+    if main is None or not main.loop_instructions:
+        return Figure(name="main_loop_instructions", value=None, missing="no loop reads memory or multiplies")
+    note = f"SASS: {main.loop_tensor_core} matrix instructions and {main.loop_accesses} accesses among them"
+    return Figure(name="main_loop_instructions", value=main.loop_instructions, note=note)
 
 
 def _shared(row: Mapping[str, Scalar]) -> int:

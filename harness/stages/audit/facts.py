@@ -8,6 +8,7 @@ be traced to a parameter has no role; it is counted, never dropped.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
 from typing import NamedTuple
 
 from harness.domain.record import Scalar
@@ -22,6 +23,7 @@ from harness.stages.audit.program import (
     Program,
     SourceLine,
     in_cycles,
+    loops_of,
     reached_without_wait,
 )
 
@@ -141,11 +143,31 @@ class ProgramFact:
     unresolved: int
     """Branches and calls whose targets are not known."""
     tensor_core: int
+    matrix_opcode: str | None
+    """The most frequent of them; None where there is none."""
+    loop_instructions: int
+    """Of the main loop: the shortest of those with most matrix instructions, or else most accesses; 0 where
+    there is no loop.
+    """
+    loop_tensor_core: int
+    loop_accesses: int
     local_accesses: int
     multicast: int
     local_bytes: int
     cluster_blocks: int
     threads: int | None
+
+
+class _Loop(NamedTuple):
+    """What a loop holds."""
+
+    tensor_core: int
+    accesses: int
+    instructions: int
+
+    def rank(self) -> tuple[int, int, int]:
+        """Greatest for the main loop: most matrix instructions, without any most accesses; the shortest."""
+        return self.tensor_core, 0 if self.tensor_core else self.accesses, -self.instructions
 
 
 ACCESS_COLUMNS = tuple(f.name for f in fields(AccessFact))
@@ -280,6 +302,8 @@ def _access_fact(
 def _program_fact(program: Program, subject: str, is_matched: bool, launch: Launch) -> ProgramFact:
     families = Counter(i.opcode for i in program.instructions)
     parts = [(opcode.split("."), count) for opcode, count in families.items()]
+    matrix = {opcode: n for opcode, n in families.items() if _is_tensor_core(opcode.split("."))}
+    loop = _main_loop(program, frozenset(matrix))
     return ProgramFact(
         subject=subject,
         level=program.level.value,
@@ -288,13 +312,33 @@ def _program_fact(program: Program, subject: str, is_matched: bool, launch: Laun
         has_wait=program.has_wait(),
         has_matched_roles=is_matched,
         unresolved=len(program.unresolved),
-        tensor_core=sum(count for words, count in parts if _is_tensor_core(words)),
+        tensor_core=sum(matrix.values()),
+        matrix_opcode=max(matrix, key=lambda opcode: matrix[opcode]) if matrix else None,
+        loop_instructions=loop.instructions,
+        loop_tensor_core=loop.tensor_core,
+        loop_accesses=loop.accesses,
         local_accesses=sum(count for words, count in parts if words[0] in LOCAL_MEMORY),
         multicast=sum(count for words, count in parts if any(w.startswith(MULTICAST) for w in words)),
         local_bytes=program.local_bytes,
         cluster_blocks=launch.cluster_blocks,
         threads=launch.threads,
     )
+
+
+def _main_loop(program: Program, matrix: frozenset[str]) -> _Loop:
+    code = program.instructions
+    products = list(accumulate((i.opcode in matrix for i in code), initial=0))
+    accesses = list(accumulate((i.access is not None for i in code), initial=0))
+    loops = [
+        _Loop(
+            products[loop.stop] - products[loop.start],
+            accesses[loop.stop] - accesses[loop.start],
+            len(loop),
+        )
+        for loop in loops_of(program)
+    ]
+    busy = [loop for loop in loops if loop.tensor_core or loop.accesses]
+    return max(busy, key=_Loop.rank, default=_Loop(0, 0, 0))
 
 
 def _is_tensor_core(parts: list[str]) -> bool:

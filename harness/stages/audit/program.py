@@ -24,6 +24,7 @@ __all__ = [
     "SourceLine",
     "blocks_of",
     "in_cycles",
+    "loops_of",
     "reached_without_wait",
 ]
 
@@ -215,6 +216,16 @@ def blocks_of(program: Program) -> tuple[range, ...]:
             leaders.add(index + 1)
     edges = sorted(leader for leader in leaders if leader < count)
     return tuple(range(a, b) for a, b in zip(edges, [*edges[1:], count], strict=True))
+
+
+def loops_of(program: Program) -> tuple[range, ...]:
+    """Stretches of instructions between a branch back and where it goes, in text order."""
+    return tuple(
+        range(target, index + 1)
+        for index, instruction in enumerate(program.instructions)
+        for target in instruction.follows
+        if target <= index
+    )
 
 
 def in_cycles(program: Program) -> frozenset[int]:

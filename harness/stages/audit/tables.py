@@ -19,6 +19,8 @@ _ACCESS: Mapping[str, Column] = {
 _PROGRAM: Mapping[str, Column] = {
     "subject": TEXT, "level": _LEVEL, "instructions": COUNT, "is_dependent": optional(FLAG),
     "has_wait": FLAG, "has_matched_roles": FLAG, "unresolved": COUNT, "tensor_core": COUNT,
+    "matrix_opcode": optional(TEXT), "loop_instructions": COUNT, "loop_tensor_core": COUNT,
+    "loop_accesses": COUNT,
     "local_accesses": COUNT, "multicast": COUNT, "local_bytes": COUNT, "cluster_blocks": COUNT,
     "threads": optional(SIZE),
 }  # fmt: skip

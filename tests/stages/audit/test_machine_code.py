@@ -7,6 +7,7 @@ import pytest
 from harness.domain.errors import EvidenceError
 from harness.stages.audit.cost import occupancy_blocks
 from harness.stages.audit.cubin import KernelResources, parse_cubin
+from harness.stages.audit.facts import Launch, Parameter, ProgramFact, read_facts
 from harness.stages.audit.origins import trace_addresses
 from harness.stages.audit.program import Origin, OriginKind, Program, Slot, reached_without_wait
 from harness.stages.audit.sass import parse_sass
@@ -119,3 +120,26 @@ def test_occupancy_is_the_tightest_of_registers_shared_memory_and_threads() -> N
     assert occupancy_blocks(registers=64, shared_bytes=2944, threads=128) == 8
     assert occupancy_blocks(registers=32, shared_bytes=100 * 1024, threads=128) == 2
     assert occupancy_blocks(registers=16, shared_bytes=0, threads=1024) == 2
+
+
+def fact_of(*lines: str) -> ProgramFact:
+    roles = (Parameter("x", "activation"), Parameter("out", "output"))
+    return read_facts(kernel(*lines), "k", roles, Launch(), lambda _: "")[0]
+
+
+def test_the_main_loop_is_the_shortest_with_most_matrix_instructions() -> None:
+    inner = (".L_b:", "HMMA.16816.F32.BF16 R4, R8, R12, R4", "@P0 BRA `(.L_b)")
+    fact = fact_of(
+        "LDC.64 R2, c[0x0][0x210]", ".L_a:", "LDG.E R8, desc[UR4][R2.64]", *inner, "@P1 BRA `(.L_a)"
+    )
+    assert (fact.tensor_core, fact.matrix_opcode) == (1, "HMMA.16816.F32.BF16")
+    assert (fact.loop_instructions, fact.loop_tensor_core, fact.loop_accesses) == (2, 1, 0)
+
+
+def test_without_matrix_instructions_the_main_loop_is_that_with_most_accesses() -> None:
+    load = "LDG.E R8, desc[UR4][R2.64]"
+    fact = fact_of(
+        "LDC.64 R2, c[0x0][0x210]", ".L_a:", load, "NOP", load, "@P1 BRA `(.L_a)", ".L_b:", "BRA `(.L_b)"
+    )
+    assert (fact.loop_instructions, fact.loop_tensor_core, fact.loop_accesses) == (4, 0, 2)
+    assert fact_of(load, "EXIT").loop_instructions == 0
