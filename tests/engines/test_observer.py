@@ -194,6 +194,39 @@ def step(number: int, phase: str, ids: list[str], prompts: list[str], path: str 
     }  # fmt: skip
 
 
+def test_selections_name_attention_and_the_experts_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FlashMLAImpl: ...
+
+    class Mxfp4MoEMethod:
+        def __init__(self) -> None:
+            self.mxfp4_backend = SimpleNamespace(name="MARLIN")
+
+    class MultiHeadLatentAttention:
+        def __init__(self) -> None:
+            self.impl, self.unrelated = FlashMLAImpl(), 3
+
+    class RoutedExperts:
+        def __init__(self) -> None:
+            self.quant_method = Mxfp4MoEMethod()
+
+    monkeypatch.setattr(plugin, "_all_reduce", lambda: "none: one rank")
+    compilation = SimpleNamespace(
+        cudagraph_mode=SimpleNamespace(name="FULL"), cudagraph_capture_sizes=[1, 2], mode=0
+    )
+    config = SimpleNamespace(
+        compilation_config=compilation, model_config=SimpleNamespace(dtype="bf16", enforce_eager=False)
+    )
+    model = SimpleNamespace(modules=lambda: [MultiHeadLatentAttention(), RoutedExperts()])
+    found = plugin._selections(SimpleNamespace(vllm_config=config), model, None)
+    assert found["attention"] == ["FlashMLAImpl"]
+    assert found["backends"] == {
+        "MultiHeadLatentAttention.impl": ["FlashMLAImpl"],
+        "RoutedExperts.quant_method": ["Mxfp4MoEMethod"],
+        "RoutedExperts.quant_method.mxfp4_backend": ["MARLIN"],
+    }
+    assert (found["graph_mode"], found["graph_sizes"], found["decode"]) == ("FULL", [1, 2], None)
+
+
 def test_steps_are_added_up_by_kind_and_from_a_mark_on(tmp_path: Path) -> None:
     found = book(tmp_path / "b", step(1, "decode", ["a", "b"], []), step(2, "decode", ["a", "b"], []))
     assert found.totals() == {StepTotal("decode", "stock", "r", 2): 4}

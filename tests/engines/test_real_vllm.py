@@ -6,6 +6,7 @@ half a minute on two idle cores.
 
 import json
 import os
+import re
 from contextlib import closing
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def test_a_real_server_answers_is_observed_and_is_gone_afterwards(tmp_path: Path
         model=str(MODEL), served_name="served", program=(str(PROGRAM),), start_limit_s=1500,
         common=("--max-model-len=1024", "--max-num-seqs=8"),
         environment=(("HF_HUB_OFFLINE", "1"), ("VLLM_CPU_KVCACHE_SPACE", "1"), ("OMP_NUM_THREADS", "1")),
-        optimised=ServedArm(arguments=("--enforce-eager",)), observed=(("eager", "True"),),
+        optimised=ServedArm(arguments=("--enforce-eager",)), observed=(("eager", "True"),), has_profiler=True,
     )  # fmt: skip
     asks = [
         *(Ask(item=f"q{n}", text=f"The number {n} is", max_tokens=12) for n in range(3)),
@@ -55,3 +56,6 @@ def test_a_real_server_answers_is_observed_and_is_gone_afterwards(tmp_path: Path
     assert len(stated[0]) == len(replies[1].tokens)
     assert facts["observer"].startswith("on, vLLM 0.3")
     assert facts["observed.eager"] == "True"
+    assert re.fullmatch(
+        r"12 tokens, (\d+ operators of the CPU, no device kernel|\d+ launches .*)", facts["profile"]
+    )

@@ -9,6 +9,7 @@ worker and runner objects, by functions that call the original and pass its answ
 import contextlib
 import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -215,11 +216,21 @@ def _selections(runner: Any, model: Any, decode: Any) -> dict[str, object]:
             if value is not None and (
                 key.endswith("backend") or key in ("impl", "quant_method", "attn_backend")
             ):
-                found.setdefault(f"{type(module).__name__}.{key}", set()).add(_named(value))
+                place = f"{type(module).__name__}.{key}"
+                found.setdefault(place, set()).add(_named(value))
+                if key == "quant_method":  # it has chosen the experts' kernels, and keeps the choice
+                    for own, chosen in vars(value).items():
+                        if own.endswith("backend") and chosen is not None:
+                            found.setdefault(f"{place}.{own}", set()).add(_named(chosen))
     return {
         "backends": {name: sorted(values) for name, values in sorted(found.items())},
         "attention": sorted(
-            {value for name, values in found.items() for value in values if "ttn" in name and "impl" in name}
+            {
+                v
+                for name, values in found.items()
+                for v in values
+                if re.search(r"(?i)att(n|ention)\w*\.impl$", name)
+            }
         ),
         "graph_mode": _name(compilation.cudagraph_mode),
         "graph_sizes": [int(size) for size in compilation.cudagraph_capture_sizes or ()],
