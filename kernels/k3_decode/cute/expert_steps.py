@@ -153,10 +153,25 @@ def clear_round(at: Int64, tid: Int32, bid: Int32, blocks: Int32, form: cutlass.
 
 
 @cute.jit
-def await_hidden(words: cute.Tensor, at: Int64, part: cutlass.Constexpr, form: cutlass.Constexpr):
-    """One warp: fragments that `load_hidden` took are read again until all of their words are there."""
+def await_hidden(
+    words: cute.Tensor,
+    hidden_at: Int64,
+    step: Int32,
+    block: Int32,
+    lane_of_experts: Int32,
+    k_warp: Int32,
+    lane: Int32,
+    lists_at: Int32,
+    part: cutlass.Constexpr,
+    form: cutlass.Constexpr,
+):
+    """One warp: fragments that `load_hidden` took are read again until all of their words are there.
+
+    Their address is found again, so that no register holds it.
+    """
     missing = _missing(words, form)
     while missing != 0:
+        at = hidden_address(hidden_at, step, block, lane_of_experts, k_warp, lane, lists_at, form)
         load_hidden(words, at, part, form)
         missing = _missing(words, form)
 

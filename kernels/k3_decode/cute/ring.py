@@ -101,8 +101,9 @@ def leave(counters: Int64, blocks: Int32):
 
 
 @cute.jit
-def leave_round(counters: Int64, blocks: Int32, number: Int32):
-    """As `leave`, of a launch that meets by values and is the `number`th: the next one then has another."""
+def leave_round(counters: Int64, blocks: Int32):
+    """As `leave`, of a launch that meets by values: the next one then has another number."""
+    number = ins.load_activation_word(counters + ROUND_AT)
     left = ins.asm("atom.relaxed.gpu.global.add.s32 $0, [$1], 1;", "=r,l", [counters + 8], [Int32])
     if left == blocks - 1:
         ins.store_word(counters + 8, Int32(0))

@@ -123,6 +123,47 @@ def test_compiles_and_reads_activations_only_after_the_wait(
     assert "ld.weak.global" not in ptx
 
 
+@pytest.mark.parametrize("architecture", DISPATCHED[:1])
+def test_up_to_eight_tokens_no_block_waits_for_a_counter(
+    architecture: str, compile_smoke: Callable[[str, str], dict[str, str]]
+) -> None:
+    (ptx,) = compile_smoke("experts", architecture).values()
+    assert "ld.acquire" not in ptx
+    assert "red.release" not in ptx
+    assert "st.relaxed.gpu.global.b32" in ptx
+    assert "ld.relaxed.gpu.global.v4.b32" in ptx.split("griddepcontrol.wait", 1)[1]
+
+
+def test_both_places_of_awaited_rows_lie_between_the_counters_and_the_other_rows() -> None:
+    form = op.Form(3584, 384, 896, 16, 8, meets_by_value=True)
+    assert form.round_bytes == 8 * 16 * 384 * 2
+    assert form.hidden_offset == 128 + 2 * 98304
+    assert op.workspace_bytes(inter=384, top_k=16, tokens=64) == form.hidden_offset + 64 * 16 * 384 * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shapes", [K3.rank(8), CANARY.rank(1)], ids=lambda s: s.model.name)
+def test_meeting_by_values_gives_the_bits_of_meeting_by_counters(
+    shapes: Any, gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = SPEC.make_args(Cell(shapes, 8), "gaussian", torch.Generator().manual_seed(6), gpu)
+    names = ("w13", "w13_scale", "w2", "w2_scale")
+    prepared = op.prepare(**{name: tensor(args[name]) for name in names})
+    size = op.workspace_bytes(inter=shapes.expert_inter, top_k=shapes.model.top_k)
+    space = torch.zeros(size, dtype=torch.uint8, device=gpu)
+    launches = torch.zeros(16, dtype=torch.int32, device=gpu)
+    for turn in range(30):
+        rows, results = (8, 1, 3, 5)[turn % 4], []
+        given = {name: tensor(args[name])[:rows].clone() for name in ("latent", "ids", "weights")}
+        given["latent"] *= turn % 5
+        for by_value in (range(0), range(1, 9)):
+            monkeypatch.setattr(op, "BY_VALUE", by_value)
+            out = torch.full_like(tensor(args["out"])[:rows], float("nan"))
+            op.experts(**given, prepared=prepared, workspace=space, out=out, launches=launches)
+            results.append(out.view(torch.int16).tolist())
+        assert results[0] == results[1]
+
+
 def test_selecting_two_tokens_is_refused_and_names_the_router() -> None:
     prepared = op.PreparedExperts(torch.empty(0), torch.empty(0), 96, 64, 16)
     ids, weights = torch.zeros(2, 4, dtype=torch.int32), torch.zeros(2, 4)
@@ -184,7 +225,7 @@ def test_matches_the_oracle_within_stocks_error_on_the_gpu(
     names = ("w13", "w13_scale", "w2", "w2_scale")
     size = op.workspace_bytes(inter=shapes.expert_inter, top_k=shapes.model.top_k)
     space = torch.full((size,), 255, dtype=torch.uint8, device=gpu)
-    space[:128] = 0
+    space[: op.Form(shapes.model.latent, shapes.expert_inter, 1, shapes.model.top_k, 8).hidden_offset] = 0
     launches = torch.zeros(16, dtype=torch.int32, device=gpu)
     prepared = op.prepare(**{name: tensor(args[name]) for name in names})
     rest = {name: tensor(value) for name, value in args.items() if name not in names}
@@ -193,7 +234,8 @@ def test_matches_the_oracle_within_stocks_error_on_the_gpu(
     SPEC.stock(**args)
     assert mine <= 2 * outputs(SPEC, args, truth)["out"] + 2 * 2.0**-8
     assert launches.tolist() == [0] * 5 + [1] + [0] * 10
-    assert not space[:128].any()
+    counts = space[:16].view(torch.int32).tolist()
+    assert counts == [0, 0, 0, 1 if tokens <= 8 else 0]
 
 
 @pytest.mark.gpu
