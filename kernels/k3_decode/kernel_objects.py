@@ -22,8 +22,9 @@ from typing import Any
 
 __all__ = ["Form", "build_objects", "recorded_forms", "use_objects"]
 
-COMPILERS = ("_compile", "compile_plan", "_compile_merge")
-"""Names of the memoised functions that compile a form, one or more in a kernel module."""
+COMPILERS = ("_compile", "compile_plan", "_compile_merge", "launch_wide")
+"""Names of the memoised functions that compile a form, one or more in a kernel module; a module may have
+another's by import."""
 MULTIPROCESSORS = 132
 """Of an H200: what a recorded step takes the device for."""
 
@@ -122,9 +123,9 @@ def _replaced(wrap: Callable[[str, str, Callable[..., Any]], Callable[..., Any]]
         module = importlib.import_module(name)
         for function in COMPILERS:
             original = getattr(module, function, None)
-            if original is not None and original.__module__ == name:
+            if original is not None and original.__module__ in _kernel_modules():
                 kept.append((module, function, original))
-                setattr(module, function, wrap(name, function, original))
+                setattr(module, function, wrap(original.__module__, function, original))
     try:
         yield
     finally:
