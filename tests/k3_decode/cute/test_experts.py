@@ -153,8 +153,10 @@ def test_meeting_by_values_gives_the_bits_of_meeting_by_counters(
     space = torch.zeros(size, dtype=torch.uint8, device=gpu)
     launches = torch.zeros(16, dtype=torch.int32, device=gpu)
     for turn in range(30):
-        rows, results = (8, 1, 3, 5)[turn % 4], []
-        given = {name: tensor(args[name])[:rows].clone() for name in ("latent", "ids", "weights")}
+        rows, results = (8, 1, 3, 5)[turn % 4], list[Any]()
+        given: dict[str, Any] = {
+            name: tensor(args[name])[:rows].clone() for name in ("latent", "ids", "weights")
+        }
         given["latent"] *= turn % 5
         for by_value in (range(0), range(1, 9)):
             monkeypatch.setattr(op, "BY_VALUE", by_value)
