@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from harness.domain import pack as door
 from harness.domain.cell import Cell
 from harness.domain.collective_model import CollectiveModel, CollectiveTrial
+from harness.domain.errors import InputError
 from harness.domain.tuning import Configuration, TuningAxis, TuningSpace
 from k3_decode.description import FILE, load_description, render_description
 from k3_decode.launch_sizes import launch_sizes
@@ -58,6 +59,10 @@ class K3DecodePack:
     repository_prefix = PREFIX
     smoke_model = "nano"
     claimed_model = "k3"
+
+    def __init__(self) -> None:
+        """Raises `InputError` where a tuned table of this package is none."""
+        _check_tables(is_built=False)
 
     def claim_file(self) -> Path:
         """`claim.yaml` beside the kernels."""
@@ -181,6 +186,7 @@ class K3DecodePack:
         """A model on one arm, or the oracle."""
         from k3_decode.session import ModelSession, OracleSession
 
+        _check_tables(is_built=request.implementation != "cpu")
         spec = _spec(request)
         if request.is_oracle:
             return cast("door.Session", OracleSession(spec))
@@ -395,6 +401,7 @@ def live_variants() -> tuple[door.KernelVariant, ...]:
     """
     from k3_decode.compile import all_variants
 
+    _check_tables(is_built=True)
     measured: dict[str, dict[str, int]] = json.loads(EXPECTED.read_text()) if EXPECTED.is_file() else {}
 
     return tuple(
@@ -444,6 +451,17 @@ def _spec(request: door.SessionRequest) -> "SessionSpec":
         prefill_chunk=request.prefill_chunk or PREFILL_CHUNK,
         cache=Path(request.cache) if request.cache else None,
     )  # fmt: skip
+
+
+def _check_tables(*, is_built: bool) -> None:
+    """Read the tuned tables; whether what they choose can be built takes the compiler to tell."""
+    from k3_decode.tuned import TableError
+    from k3_decode.tuning import check_tables
+
+    try:
+        check_tables(is_built=is_built)
+    except TableError as error:
+        raise InputError(str(error)) from error
 
 
 def _manifest(uses: Sequence[Any], layers: Mapping[str, int]) -> door.KernelManifest:

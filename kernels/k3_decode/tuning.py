@@ -8,14 +8,15 @@ on it multiplies expert by expert. What was chosen lies in `tuned/`; this module
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from k3_decode.ops.contract import Cell
 from k3_decode.shapes import RankShapes
-from k3_decode.tuned import choice, configured, source_of
+from k3_decode.tuned import TableError, choice, configured, read_table, source_of, tables
 
-__all__ = ["Space", "build", "floor_us", "refused", "space_of", "tried", "tuned_words"]
+__all__ = ["Space", "build", "check_tables", "floor_us", "refused", "space_of", "tried", "tuned_words"]
 
 ROW_PRODUCT = "row_product"
 ARCH = "sm_90a"
@@ -68,6 +69,8 @@ def refused(kernel: str, shape: Mapping[str, int], values: Mapping[str, int]) ->
         plan = _plan(shape, values)
     except ValueError as error:
         return str(error)
+    if plan.tokens != shape["tokens"]:
+        return f"no launch asks for {shape['tokens']} tokens of that shape, but for {plan.tokens}"
     if not 64 <= plan.threads <= 512:
         return f"{plan.threads} threads a block"
     parts, pieces = plan.parts, plan.k // (64 if plan.is_grouped else 32)
@@ -80,6 +83,23 @@ def refused(kernel: str, shape: Mapping[str, int], values: Mapping[str, int]) ->
     if (held + OTHER_REGISTERS) * plan.threads * plan.blocks_per_sm > REGISTERS or held > 200:
         return f"{held} registers a thread for weights and sums alone"
     return ""
+
+
+def check_tables(*, is_built: bool) -> None:
+    """Read every tuned table whole; raises `TableError` where one holds what no kernel takes, or, with
+    `is_built` and the compiler here, what cannot be built.
+    """
+    for file in tables():
+        for entry in read_table(file):
+            shape, values = dict(entry["shape"]), dict(entry["configuration"])
+            if not is_built or find_spec("cutlass") is None:
+                continue
+            if why := refused(entry["kernel"], shape, values):
+                at = " ".join(f"{name} {value}" for name, value in shape.items())
+                raise TableError(
+                    f"{file}: what it chooses for {entry['kernel']} at {at} cannot be built: {why}; tune "
+                    "that shape again, or remove the entry"
+                )
 
 
 def floor_us(
@@ -159,6 +179,8 @@ def _row_product_space(op: str, cell: Cell) -> Space | None:
         return None
     shape = {"rows": rows, "k": k, "tokens": capacity(rows, k, cell.tokens)}
     plan = plan_for(rows, k, cell.tokens, True)
+    if plan.rows_each:
+        return None  # a ring of stages has sizes of its own, which these axes do not name
     incumbent = {name: int(getattr(plan, name)) for name, _, _ in AXES}
     axes = tuple((n, tuple(sorted({*values, incumbent[n]})), m) for n, values, m in AXES)
     return Space(ROW_PRODUCT, shape, (), axes, incumbent)

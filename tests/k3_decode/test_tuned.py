@@ -2,14 +2,18 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from k3_decode import tuning
 from k3_decode.ops.contract import Cell
+from k3_decode.pack import live_variants
 from k3_decode.shapes import K3, NANO
 from k3_decode.tuned import lookup
 from k3_decode.tuned.lookup import choice, configured, source_of
 
+from harness.cli import main
+from harness.domain.errors import InputError
 from harness.domain.tuning import TunedTable
 from harness.engines.packs import load_pack
 
@@ -117,3 +121,83 @@ def test_every_entry_of_a_committed_table_is_buildable_and_was_measured(arch: st
         assert tuning.refused(entry.kernel, dict(entry.shape), dict(entry.configuration)) == ""
         assert entry.measured_us is not None
         assert entry.trials > 0
+
+
+def listed(**changed: Any) -> str:
+    return json.dumps({"entries": [ENTRY | changed]})
+
+
+HOSTILE = {
+    "no JSON": "{",
+    "no object": "[]",
+    "no entries": "{}",
+    "entries of another kind": '{"entries": {}}',
+    "an entry that is text": '{"entries": ["x"]}',
+    "deep": "[" * 100_000,
+    "NaN": '{"entries": NaN}',
+    "an unknown kernel": listed(kernel="no_such"),
+    "a kernel that is none": listed(kernel=["experts"]),
+    "an axis too few": listed(shape=[["experts", 8], ["top_k", 2]]),
+    "a shape below nothing": listed(shape=[["experts", -8], ["top_k", 2], ["tokens", 4]]),
+    "a shape that is text": listed(shape=[["experts", "8"], ["top_k", 2], ["tokens", 4]]),
+    "a choice that is half": listed(configuration=[["most_waste", 2.5]]),
+    "a choice that is a yes": listed(configuration=[["most_waste", True]]),
+    "a choice far too large": listed(configuration=[["most_waste", 10**12]]),
+    "another axis": listed(configuration=[["depth", 2]]),
+    "an axis twice": listed(configuration=[["most_waste", 2], ["most_waste", 4]]),
+    "near along nothing": listed(near=["colour"]),
+    "two for one shape": json.dumps({"entries": [ENTRY, ENTRY]}),
+    "far too many": json.dumps({"entries": [ENTRY] * 3000}),
+    "far too long": '{"entries": []' + " " * 2**20 + "}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_table_that_is_none_ends_in_one_paragraph_that_says_what_to_do(tables: Path, text: str) -> None:
+    (tables / "cpu.json").write_text(text)
+    with pytest.raises(InputError) as caught:
+        load_pack("k3_decode")
+    words = str(caught.value)
+    assert words.startswith(f"{tables / 'cpu.json'} is no tuned table: ")
+    assert "take its version at the base of the change, or remove the file" in words
+    assert "\n" not in words
+    assert len(words) < 900
+
+
+def test_the_command_line_answers_a_broken_table_with_its_words_and_two(
+    tables: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tables / "cpu.json").write_text("{")
+    with pytest.raises(SystemExit) as ended:
+        main.entry(["kernels", "list"])
+    out, err = capfd.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    assert err.startswith(f"fasttrack: {tables / 'cpu.json'} is no tuned table: ")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("tokens", "values", "words"), [
+    (16, (8, 16, 32, 1, 64, 1, 0), "16384 threads a block"),
+    (16, (2, 1, 8, 1, 64, 2, 0), "64 steps in flight"),
+    (8, (2, 1, 8, 1, 4, 2, 0), "no launch asks for 8 tokens of that shape, but for 16"),
+])  # fmt: skip
+def test_a_choice_that_cannot_be_built_is_told_before_anything_is_compiled(
+    tables: Path, tokens: int, values: tuple[int, ...], words: str
+) -> None:
+    pytest.importorskip("cutlass")
+    names = [name for name, _, _ in tuning.AXES]
+    chosen = [list(pair) for pair in zip(names, values, strict=True)]
+    place = [["rows", 4096], ["k", 7168], ["tokens", tokens]]
+    entries = [{"kernel": "row_product", "shape": place, "near": [], "configuration": chosen}]
+    (tables / "sm_90a.json").write_text(json.dumps({"entries": entries}))
+    load_pack("k3_decode")
+    with pytest.raises(InputError) as caught:
+        live_variants()
+    assert f"for row_product at rows 4096 k 7168 tokens {tokens} cannot be built: {words}" in str(
+        caught.value
+    )
+
+
+def test_every_table_of_the_package_is_one() -> None:
+    for file in lookup.tables():
+        assert lookup.read_table(file)

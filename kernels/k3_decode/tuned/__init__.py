@@ -5,6 +5,17 @@ the op's tests. Kernels ask `choice`; where it has none they take what is built 
 changes speed only, never what is computed beyond the order of sums.
 """
 
-from k3_decode.tuned.lookup import Choice, choice, configured, source_of, table_file
+from k3_decode.tuned.lookup import (
+    Choice,
+    TableError,
+    choice,
+    configured,
+    read_table,
+    source_of,
+    table_file,
+    tables,
+)
 
-__all__ = ["Choice", "choice", "configured", "source_of", "table_file"]
+__all__ = [
+    "Choice", "TableError", "choice", "configured", "read_table", "source_of", "table_file", "tables",
+]  # fmt: skip
