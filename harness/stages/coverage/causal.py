@@ -1,9 +1,9 @@
 """The causal matrix, one eval at a time: which ops, made wrong, change its answers.
 
-The eval's questions are answered by stock, by the optimised path, and by the optimised path with each op in
-turn made wrong. An op whose poison changes no more answers than the path itself does is not covered by that
-eval, and the outcome names it. Drift has a check for each op (`poison`), as every change needs it; these are
-for `--full` runs. Table `answers` (arm, op, item, tokens, digest, is_right), `ran` (op, launches).
+The eval's questions, all at once, are answered by stock, by the optimised path, and by the optimised path
+with each op in turn made wrong. An op whose poison changes no more answers than the path itself does is not
+covered by that eval, and the outcome names it. Drift has a check for each op (`poison`), as every change
+needs it; these are for full runs, and for a GPU. Table `answers` (arm, op, item, tokens, digest, is_right), `ran` (op, launches).
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,9 +20,7 @@ __all__ = ["judge_causal", "sample_causal"]
 
 MAX_ANSWER = 24
 """Tokens of an answer: an op that is wrong shows in the first ones."""
-MAX_ITEMS = 3
-"""Of a task's shortest ones: thirteen arms answer each."""
-FEATURE_PROMPTS, FEATURE_VOCAB = 4, 64
+FEATURE_VOCAB = 64
 Question = tuple[str, Sequence[int], Sequence[int], int]
 """Item, prompt, expected tokens (none: any are right) and most tokens of an answer."""
 
@@ -56,18 +54,21 @@ def _answers(probe: Probe, arm: str, op: str) -> tuple[list[Row], int]:
     longest = max(len(prompt) + most for _, prompt, _, most in questions)
     request = probe.request(
         "stock" if arm == "stock" else "optimised",
-        max_requests=1,
+        max_requests=len(questions),
         max_context=longest + 8,
         poisoned_op=op or None,
     )
-    rows: list[Row] = []
     with open_session(probe.context.pack, request, None) as session:
-        for item, prompt, target, most in questions:
-            choose, _ = chooser(name, session.vocab_size, seed)
-            tokens = _written(session, prompt, most, choose, stop)
-            is_right = not target or tuple(tokens) == tuple(target)[:most]
-            rows.append((item, len(tokens), sha256_hex(repr(tokens).encode()), is_right))
+        choices = [chooser(name, session.vocab_size, seed)[0] for _ in questions]
+        texts = _written(session, questions, choices, stop)
         launches = int(session.launches().get(op, 0))
+    rows: list[Row] = [
+        (
+            item, len(tokens), sha256_hex(repr(tokens).encode()),
+            not target or tuple(tokens) == tuple(target)[:most],
+        )
+        for (item, _, target, most), tokens in zip(questions, texts, strict=True)
+    ]  # fmt: skip
     return rows, launches
 
 
@@ -78,23 +79,33 @@ def _questions(probe: Probe, name: str, seed: int) -> Iterator[Question]:
     pack = probe.context.pack
     task = next((t for t in pack.eval_tasks() if t.name == name), None)
     if task is None:
-        prompts = random_texts(FEATURE_VOCAB, FEATURE_PROMPTS, probe.cell.context, seed)
+        prompts = random_texts(FEATURE_VOCAB, probe.cell.batch, probe.cell.context, seed)
         for number, prompt in enumerate(prompts):
             yield f"{name}-{number}", prompt, (), probe.planned_steps
         return
-    for item in pack.eval_items(name, min(task.smoke_items, MAX_ITEMS), seed):
+    for item in pack.eval_items(name, min(task.smoke_items, probe.cell.batch), seed):
         yield item.id, item.prompt, item.target, min(item.max_tokens, MAX_ANSWER)
 
 
-def _written(session: Any, prompt: Sequence[int], most: int, choose: Any, stop: object) -> list[int]:
-    """Tokens of one answer, up to the stop token."""
-    (request,), rows = session.prefill([prompt])
-    tokens = [choose(rows[0].float(), 0)]
-    while len(tokens) < most and tokens[-1] != stop:
-        row = session.decode([request], [tokens[-1]])[0].float()
-        tokens.append(choose(row, len(tokens)))
-    session.finish([request])
-    return tokens
+def _written(
+    session: Any, questions: Sequence[Question], choices: Sequence[Any], stop: object
+) -> list[list[int]]:
+    """Tokens of each answer, up to its stop token; every request stays in the batch to the end, so that no
+    answer changes another's."""
+    requests, rows = session.prefill([prompt for _, prompt, _, _ in questions])
+    texts = [[choose(row.float(), 0)] for choose, row in zip(choices, rows, strict=True)]
+    longest = max(most for *_, most in questions)
+    while len(texts[0]) < longest:
+        rows = session.decode(requests, [text[-1] for text in texts])
+        for text, choose, row in zip(texts, choices, rows, strict=True):
+            text.append(choose(row.float(), len(text)))
+    session.finish(requests)
+    return [_until(text[:most], stop) for text, (*_, most) in zip(texts, questions, strict=True)]
+
+
+def _until(text: list[int], stop: object) -> list[int]:
+    """A text up to its first stop token, that included."""
+    return text[: text.index(stop) + 1] if stop in text else text  # type: ignore[arg-type]  # a token, as it is in there
 
 
 def judge_causal(check: Check, samples: Samples) -> Outcome:

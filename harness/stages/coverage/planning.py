@@ -28,6 +28,8 @@ COST_PER_ROW_S = 0.02
 """Measured on 2 cores with the nano model: one row of one step, all arms of a check."""
 CAUSAL_STEPS = 16
 """Tokens that a feature writes for each prompt."""
+CAUSAL_BATCH = 4
+"""Questions of an eval, all at once: a single request may take other ops than several do."""
 OTHER_COST_S = {"layer": 20.0, "rebuild": 8.0, "causal": 60.0}
 """A layer on an H200: weights in every layout, capture and traces of both arms; the first of a kind compiles.
 Two builds: two processes that load torch side by side. Causal: thirteen arms over an eval's questions."""
@@ -138,7 +140,7 @@ def _causal_wanted(request: PlanRequest, base: Cell) -> Iterator[Wanted]:
     columns += [(name, small, None) for name in request.claim.features if name in FEATURES]
     for name, model, stop in columns:
         yield Wanted(
-            "causal", name, base.model_copy(update={"batch": 1}), proves, steps=CAUSAL_STEPS,
+            "causal", name, base.model_copy(update={"batch": CAUSAL_BATCH}), proves, steps=CAUSAL_STEPS,
             more=(("is_drawn", False), ("stop_token", stop)), model=model, is_optional=True,
         )  # fmt: skip
 
