@@ -19,7 +19,7 @@ from typing import Any
 from harness.domain.check import Check, Samples
 from harness.domain.errors import DeviceMissing, InputError
 from harness.executors.local import HarnessFault
-from harness.executors.ray_lane import CHILD_LOG, Answer, Lane, LaneSetup
+from harness.executors.ray_lane import CHILD_LOG, Answer, Lane, LaneSetup, clear_left
 
 __all__ = ["NODES", "ClusterWork", "RayExecutor"]
 
@@ -103,6 +103,7 @@ class RayExecutor:
         """Leave the cluster; one that was started here ends."""
         if self._is_ours:
             self._ray.shutdown()
+            clear_left()
 
     def _streamed(
         self, one: _Round, on_begin: Callable[[str], None]
@@ -241,7 +242,7 @@ class RayExecutor:
         for ref in [ref for ref, owner in one.flights.items() if owner is lane]:
             del one.flights[ref]
         try:
-            if lane.is_open and lane.check is None:
+            if lane.check is None and (lane.is_open or lane.node in self._refused):
                 self._ray.get(lane.actor.close.remote(), timeout=5.0)
         except self._ray.exceptions.RayError:
             pass  # it is gone, or will be

@@ -5,19 +5,24 @@ lane is the infrastructure's and the end of its child is an observation. What ch
 `ledger` travels with their samples, as nodes share no folder with the driver.
 """
 
+import contextlib
+import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from harness.domain.check import Check
 from harness.domain.machine import Tier
 from harness.executors.local import ChildSampler, HarnessFault
 
-__all__ = ["CHILD_LOG", "FOLDERS", "Answer", "Lane", "LaneSetup"]
+__all__ = ["CHILD_LOG", "FOLDERS", "Answer", "Lane", "LaneSetup", "clear_left"]
 
 CHILD_LOG = "child.log"
+PREFIX, HELD = "fasttrack-lane-", "held"
+"""Of a lane's folder, and the file in it that a living lane has locked."""
 FOLDERS = ("logs", "ledger")
 MAX_FILE_BYTES = 64 * 2**20
 
@@ -45,11 +50,37 @@ class LaneSetup(NamedTuple):
     has_network: bool
 
 
+def clear_left() -> int:
+    """Remove the folders of lanes that are gone, as a lane that is killed cannot remove its own; how many.
+
+    A lane holds a lock in its folder while it lives, so that whose lock is free has no owner.
+    """
+    removed = 0
+    for held in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{HELD}"):
+        with contextlib.suppress(OSError), held.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(held.parent, ignore_errors=True)
+            removed += 1
+    return removed
+
+
+def _own_folder() -> tuple[Path, IO[bytes]]:
+    """A new folder, and its lock, which nobody took before us."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        held = (folder / HELD).open("ab")
+        fcntl.flock(held, fcntl.LOCK_EX)
+        if os.fstat(held.fileno()).st_nlink:
+            return folder, held
+        held.close()
+
+
 class Lane:
     """Samples checks one after another on the node it lives on."""
 
     def __init__(self, plan: bytes, setup: LaneSetup) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="fasttrack-lane-"))
+        clear_left()
+        self._folder, self._held = _own_folder()
         for name in FOLDERS:
             (self._folder / name).mkdir()
         self._sent: dict[Path, int] = {}
@@ -78,6 +109,7 @@ class Lane:
         self._sampler.close()
         self._log.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._held.close()
 
     def _new_files(self) -> Iterator[tuple[str, str, bytes]]:
         """Files of checks whole; of the child's log, which only grows, what is new."""

@@ -126,7 +126,7 @@ def test_a_lane_that_is_killed_loses_nothing_and_counts_nothing_twice(cluster: A
 
     killer = threading.Thread(target=kill)
     killer.start()
-    found = [samples.check for samples in _streamed(_work(tmp_path, 0.5), checks)]
+    found = [samples.check for samples in _streamed(_work(tmp_path, 1.5), checks)]
     killer.join()
     victim = victims[0]
     assert sorted(found) == sorted(c.id for c in checks)
