@@ -1,4 +1,4 @@
-"""`fasttrack sweep run|compare|reconcile|null`."""
+"""`fasttrack sweep run|compare|reconcile|replay|null`."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -113,6 +113,47 @@ def compare(first: BundleA, second: BundleB, json: JsonOutput = False) -> None:
         ]
         out.print(outcome_table(f"{first.name} over {second.name}", rows))
     raise typer.Exit(found.exit_code)
+
+
+@app.command("replay")
+def replay_trace(
+    server: Annotated[Path, typer.Option("--server", help="Settings of both servers (YAML).", exists=True)],
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="A trace of yours (JSONL); drawn where none.", exists=True)
+    ] = None,
+    users: Annotated[int, typer.Option("--users", min=1, max=64, help="Users of a drawn trace.")] = 4,
+    out: Out = Path("out/replay"),
+    json: JsonOutput = False,
+) -> None:
+    """Replay agentic traffic against both servers: turns, tool pauses, branches; tokens a second by user.
+
+    Exit code: 0 where the optimised server is not slower beyond noise, 1 where it is, 2 where the comparison
+    is invalid. The report is counted by no gate.
+    """
+    from harness.cli.console import err, print_json
+    from harness.cli.console import out as console
+    from harness.engines.replay_arms import replay_arms, vocabulary_of
+    from harness.engines.served import load_settings
+    from harness.engines.traces import draw_trace, load_trace
+
+    settings = load_settings(server)
+    asked = draw_trace(users) if trace is None else load_trace(trace)
+    vocabulary = vocabulary_of(settings.model)
+    report = replay_arms(settings, asked, vocabulary, out, lambda words: err.print(words, markup=False))
+    (out / "replay.json").write_text(report.model_dump_json(indent=1), encoding="utf-8")
+    if json:
+        print_json(report)
+    for run in () if json else report.runs:
+        got = run.got
+        told = "no interactivity" if got is None else (
+            f"P50 {got.p50:.1f}, P90 {got.p90:.1f} tokens/s a user; first token P50 {got.ttft_p50_ms:.0f}, "
+            f"P90 {got.ttft_p90_ms:.0f} ms"
+        )  # fmt: skip
+        console.print(f"{run.arm}, run {run.turn + 1}: {told}", markup=False, soft_wrap=True)
+    if not json:
+        console.print(f"{report.status}: {report.words}", markup=False, soft_wrap=True)
+    slower = report.high is not None and report.high < 1 - float(report.noise or 0)
+    raise typer.Exit(2 if report.status == "INVALID" else int(slower))
 
 
 @app.command()

@@ -26,7 +26,7 @@ class Part(NamedTuple):
     """One part of a whole."""
 
     kind: str
-    count: int
+    times: int
     saved: Saved | None
     """By all of them together; None where nobody timed it."""
 
