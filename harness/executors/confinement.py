@@ -92,8 +92,8 @@ class _Box(NamedTuple):
 
 
 def _bubblewrap(box: _Box) -> tuple[str, ...]:
-    """One capability stays, as in `first_process`; settings below /proc are bound read-only, as the superuser
-    could write them.
+    """Two capabilities stay, as in `first_process`; what the superuser could write below /proc is bound
+    read-only.
     """
     hidden: tuple[str, ...] = () if box.home is None else ("--tmpfs", str(box.home))
     network = () if box.has_network else ("--unshare-net",)
@@ -104,7 +104,8 @@ def _bubblewrap(box: _Box) -> tuple[str, ...]:
     )
     devices = tuple(word for place in gpus for word in ("--dev-bind", place, place))
     return (
-        "bwrap", "--unshare-user", "--cap-drop", "ALL", "--cap-add", "CAP_SETFCAP", "--ro-bind", "/", "/",
+        "bwrap", "--unshare-user", "--cap-drop", "ALL", "--cap-add", "CAP_SETFCAP",
+        "--cap-add", "CAP_SYS_PTRACE", "--ro-bind", "/", "/",
         "--dev", "/dev", *devices, "--tmpfs", "/dev/shm", "--proc", "/proc", *settings, *hidden,
         "--bind", str(box.scratch), str(box.scratch), *network, "--unshare-pid", "--unshare-ipc",
         "--die-with-parent", "--new-session", "--chdir", str(box.scratch), "--",

@@ -5,8 +5,9 @@ with mounts, processes and mostly a network of its own (see `namespaces`). Whate
 settings below /proc and /sys are read-only, and disks and the kernel's memory are behind /dev/null. `sealed`:
 all files are read-only but those of the scratch folder, /dev holds a few harmless devices and those of GPUs
 where they are wanted, and the home folder is empty. What cannot be made read-only is hidden. Then all
-capabilities go but one, that of mapping a superuser into a further namespace: what runs inside may put a
-candidate of its own into such a box.
+capabilities go but two, which reach nothing outside: that of mapping a superuser into a further namespace, as
+what runs inside may put a candidate of its own into such a box, and that of handing open files between
+processes of the box, as ranks on several GPUs do.
 
 Needs the standard library alone. Exit code: the command's; 128 and the signal's number where one ended it;
 125 where the box could not be made.
@@ -33,8 +34,10 @@ MEMORY = ("/proc/kcore", "/proc/keys", "/dev/mem", "/dev/port", "/dev/kmsg", "/d
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 GPU_DEVICES = ("nvidia*", "nvidia-caps/*", "nvidia-caps-imex-channels/*", "kfd", "dri/*")
 SHARED_MEMORY = "size=256m"
-SETFCAP = 31
-PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 24, 38
+KEPT_CAPABILITIES = (19, 31)
+"""CAP_SYS_PTRACE and CAP_SETFCAP."""
+PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
+CAPABILITY_VERSION = 0x20080522
 UNBOXED = 125
 LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -63,6 +66,7 @@ def main(argv: list[str]) -> int:
                 _mount("none", home, "tmpfs", data="size=1m")
             os.chdir(scratch)
         _raise_loopback()
+        _drop_capabilities()
     except OSError as error:
         sys.stderr.write(f"no box can be made here: {error}\n")
         return UNBOXED
@@ -70,21 +74,18 @@ def main(argv: list[str]) -> int:
 
 
 def _run(command: list[str]) -> int:
-    """Start the command without capabilities; reap whatever ends until it does."""
+    """Start the command; reap whatever ends until it does."""
     child = os.fork()
     if child == 0:
         try:
-            _drop_capabilities()
             os.execvp(command[0], command)
         except OSError as error:
             sys.stderr.write(f"{command[0]} cannot be started: {error}\n")
         sys.stderr.flush()
         os._exit(UNBOXED + 2)
-    # This process keeps what it may do, so the command must not be able to look into it or hold its pipes.
-    LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     nothing = os.open("/dev/null", os.O_RDWR)
     for descriptor in (0, 1):
-        os.dup2(nothing, descriptor)
+        os.dup2(nothing, descriptor)  # whoever reads the command's output sees its end
     while True:
         ended, status = os.wait()
         if ended == child:
@@ -138,11 +139,14 @@ def _raise_loopback() -> None:
 
 
 def _drop_capabilities() -> None:
-    for capability in range(64):
-        if capability != SETFCAP:
-            LIBC.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
-    if LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "privileges could still be gained")
+    """Of this process and of all that it starts."""
+    for capability in set(range(64)).difference(KEPT_CAPABILITIES):
+        LIBC.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+    kept = sum(1 << capability for capability in KEPT_CAPABILITIES)
+    header = struct.pack("II", CAPABILITY_VERSION, 0)
+    sets = struct.pack("6I", kept, kept, 0, 0, 0, 0)
+    if LIBC.capset(header, sets) or LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "privileges could be kept or gained")
 
 
 def _is_disk(place: str) -> bool:

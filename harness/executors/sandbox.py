@@ -130,7 +130,13 @@ def gpu_probe() -> tuple[str, ...]:
     """What must end well in a box: where there is an NVIDIA GPU its driver must start there."""
     if not Path("/dev/nvidiactl").exists():
         return ("true",)
-    return (sys.executable, "-I", "-S", "-c", "import ctypes; exit(ctypes.CDLL('libcuda.so.1').cuInit(0))")
+    return (
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0))",
+    )
 
 
 def limit_this_process() -> None:

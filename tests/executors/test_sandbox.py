@@ -96,7 +96,7 @@ for place in {*glob.glob("/proc/[0-9]*"), f"/proc/{os.getppid()}", f"/proc/{sys.
             pass
     try:
         with open(f"{place}/fd/1", "w") as file:
-            if place not in ("/proc/self", f"/proc/{os.getpid()}"):
+            if place not in ("/proc/1", f"/proc/{os.getpid()}"):  # the box's first process prints nowhere
                 seen.append(f"{place} written")
     except OSError:
         pass
