@@ -179,8 +179,6 @@ def _row_product_space(op: str, cell: Cell) -> Space | None:
         return None
     shape = {"rows": rows, "k": k, "tokens": capacity(rows, k, cell.tokens)}
     plan = plan_for(rows, k, cell.tokens, True)
-    if plan.rows_each:
-        return None  # a ring of stages has sizes of its own, which these axes do not name
     incumbent = {name: int(getattr(plan, name)) for name, _, _ in AXES}
     axes = tuple((n, tuple(sorted({*values, incumbent[n]})), m) for n, values, m in AXES)
     return Space(ROW_PRODUCT, shape, (), axes, incumbent)

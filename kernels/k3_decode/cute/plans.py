@@ -9,7 +9,7 @@ Wide steps multiply by warpgroups where the architecture has `wgmma` (sm_90a) an
 from functools import cache
 from typing import NamedTuple
 
-from k3_decode.cute.row_plan import STEP, Plan, ring_tiles
+from k3_decode.cute.row_plan import STEP, Plan
 from k3_decode.cute.variant import COMPILED, DISPATCHED
 from k3_decode.tuned import choice
 
@@ -26,11 +26,6 @@ class Tiling(NamedTuple):
     depth: int
     blocks_per_sm: int
     is_grouped: bool = False
-    rows_each: int = 0
-
-
-def _ringed(rows_each: int, depth: int, k_warps: int, blocks: int = 1) -> Tiling:
-    return Tiling(ring_tiles(rows_each), 1, k_warps, 1, depth, blocks, rows_each=rows_each)
 
 
 def _grouped(warpgroups: int, cluster: int, depth: int, blocks: int = 1) -> Tiling:
@@ -142,9 +137,8 @@ def plan_for(rows: int, k: int, tokens: int, is_grouped: bool, *, is_late: bool 
         depth=tiling.depth,
         blocks_per_sm=tiling.blocks_per_sm,
         is_grouped=tiling.is_grouped,
-        is_whole=rows % (tiling.rows_each or 8 * tiling.row_tiles * tiling.row_warps) == 0,
+        is_whole=rows % (8 * tiling.row_tiles * tiling.row_warps) == 0,
         is_late=is_late,
-        rows_each=tiling.rows_each,
     )
 
 

@@ -21,9 +21,7 @@ __all__ = [
     "Place",
     "Plan",
     "Segments",
-    "RING_TILE",
     "locate",
-    "ring_tiles",
     "row_addresses",
     "row_count",
     "shared_layout",
@@ -31,10 +29,6 @@ __all__ = [
 
 STEP = 32
 """K elements a warp consumes at once: 64 bytes of a row, four lanes of 16 bytes."""
-RING_TILE = 16
-"""Rows of a ring's stage."""
-MAX_PIECE = 1792
-"""Most bytes of a row that a ring copies at once: a stage is then 29 KB."""
 CARVEOUT = 100
 """Share of L1 kept as shared memory, in percent; equal for all kernels of a step, because a multiprocessor
 that has to change it drains first, and then the next kernel cannot start early."""
@@ -71,9 +65,6 @@ class Plan:
     is_late: bool = False
     """Whether the next kernel may start when the products are done, not at once: where it would take the
     multiprocessors that a kernel of another stream waits for."""
-    rows_each: int = 0
-    """Rows of a block where weights pass through shared memory by bulk copies (`row_ring`), `depth` stages
-    of 16 rows; 0: they do not."""
 
     def __post_init__(self) -> None:
         if self.k % STEP or self.tokens not in (8, 16, 32, 64):
@@ -83,58 +74,16 @@ class Plan:
         lines = self.threads // 8
         if self.is_grouped and self.tokens > lines and self.tokens % lines:
             raise ValueError(f"row stream: {lines} lines copied at a time do not divide the tokens: {self}")
-        if self.is_ringed:
-            self._check_ring()
-
-    def _check_ring(self) -> None:
-        """What `row_ring` asks of a plan."""
-        fits = (self.row_tiles, self.row_warps, self.cluster) == (ring_tiles(self.rows_each), 1, 1)
-        if not fits or self.is_grouped or self.tokens != 8 or self.rows_each % 2 or not self.is_even:
-            raise ValueError(
-                f"row ring: even rows in tiles of 16, one row warp, no cluster, 8 tokens and a K that the "
-                f"warps divide are needed: {self}"
-            )
-
-    @property
-    def is_ringed(self) -> bool:
-        """Whether weights pass through shared memory by bulk copies."""
-        return self.rows_each > 0
 
     @property
     def threads(self) -> int:
-        """Threads of a block; a ring has a loading warp beside those that multiply."""
-        return 32 * self.row_warps * self.k_warps + (32 if self.is_ringed else 0)
+        """Threads of a block."""
+        return 32 * self.row_warps * self.k_warps
 
     @property
     def group_rows(self) -> int:
         """Rows of a cluster."""
-        return self.rows_each or self.tile_rows
-
-    @property
-    def tile_rows(self) -> int:
-        """Rows of a cluster's tiles, of which the last may be wider than the rows that are left."""
         return 8 * self.row_tiles * self.row_warps
-
-    @property
-    def pieces(self) -> int:
-        """Stages of a ring that a tile takes: the fewest whose copies stay within `MAX_PIECE`."""
-        whole = self.k // STEP // self.k_warps
-        return next(n for n in range(1, whole + 1) if whole % n == 0 and self.k * 2 // n <= MAX_PIECE)
-
-    @property
-    def piece_steps(self) -> int:
-        """Steps of a warp in a stage of a ring."""
-        return self.k // STEP // self.k_warps // self.pieces
-
-    @property
-    def piece_bytes(self) -> int:
-        """Bytes of a row in a stage of a ring: one copy."""
-        return self.k * 2 // self.pieces
-
-    @property
-    def row_pitch(self) -> int:
-        """Bytes between two rows of a ring's stage: an odd multiple of 64, so that no bank is hit twice."""
-        return self.piece_bytes + (64 if self.piece_bytes % 128 == 0 else 0)
 
     @property
     def parts(self) -> int:
@@ -169,20 +118,14 @@ class Plan:
     @property
     def pitch(self) -> int:
         """Floats between two tokens' partial sums: an odd multiple of 8, so that no bank is hit twice."""
-        return self.tile_rows + (0 if self.tile_rows // 8 % 2 else 8)
+        return self.group_rows + (0 if self.group_rows // 8 % 2 else 8)
 
     @property
     def name(self) -> str:
         """The constants in short, for a variant's name."""
         tiling = f"r{self.row_tiles}x{self.row_warps}_w{self.k_warps}_c{self.cluster}_d{self.depth}"
         kind = "_grouped" * self.is_grouped + "_whole" * self.is_whole + "_late" * self.is_late
-        kind += f"_ring{self.rows_each}" if self.is_ringed else ""
         return f"k{self.k}_b{self.tokens}_{tiling}_o{self.blocks_per_sm}{kind}"
-
-
-def ring_tiles(rows: int) -> int:
-    """`row_tiles` of a plan whose blocks own so many rows of a ring: whole stages."""
-    return -(-rows // RING_TILE) * (RING_TILE // 8)
 
 
 class Layout(NamedTuple):
@@ -193,10 +136,6 @@ class Layout(NamedTuple):
     partials: int
     """Also the stages of warpgroups, which are done with when the first partial sum is written."""
     received: int
-    ring: int
-    """Stages of `row_ring`."""
-    bars: int
-    """Two barriers for each of them."""
     size: int
 
 
@@ -210,12 +149,7 @@ def shared_layout(plan: Plan) -> Layout:
     tiles = plan.depth * (plan.group_rows + plan.tokens) * 128 if plan.is_grouped else 0
     received = partials + max(tiles, plan.k_warps * plan.tokens * plan.pitch * 4)
     size = received + (0 if is_alone else plan.cluster * plan.tokens * plan.share * 8)
-    ring = bars = size
-    if plan.is_ringed:
-        ring += -ring % 128
-        bars = ring + plan.depth * RING_TILE * plan.row_pitch
-        size = bars + 16 * plan.depth
-    return Layout(squares, received_squares, partials, received, ring, bars, size)
+    return Layout(squares, received_squares, partials, received, size)
 
 
 class Place(NamedTuple):

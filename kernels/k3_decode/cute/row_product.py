@@ -1,8 +1,7 @@
 """One launch of a skinny product: what `projection`, `moe_front`, `latent_tail` and `situ_mlp` share.
 
 Those modules own their tensors, their roles and what becomes of a finished pair of sums; this one runs the
-body of the kernel over `row_stream`, `row_ring` or `row_gemm`, whichever the plan says, and states how it is
-launched.
+body of the kernel over `row_stream` or `row_gemm`, whichever the plan says, and states how it is launched.
 """
 
 from typing import Any
@@ -13,7 +12,7 @@ from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from k3_decode.cute import instructions as ins
-from k3_decode.cute import row_gemm, row_plan, row_ring, row_stream, row_sums
+from k3_decode.cute import row_gemm, row_plan, row_stream, row_sums
 from k3_decode.cute.row_plan import Plan
 from k3_decode.cute.row_sums import Extent
 
@@ -72,10 +71,6 @@ def multiply(
             products = earlier
         _let_next_start(plan)
         row_gemm.publish(plan, place, tiles, products, squares)
-        row_sums.finish_published(plan, place, has_norm, extent, eps, store)
-    elif cutlass.const_expr(plan.is_ringed):
-        row_ring.stream(plan, place, segments, x, norm_weight, chain)
-        _let_next_start(plan)
         row_sums.finish_published(plan, place, has_norm, extent, eps, store)
     else:
         sums, totals = row_stream.stream(plan, place, segments, x, norm_weight, chain)

@@ -24,7 +24,7 @@ from cutlass import Float32, Int32, Int64
 from k3_decode.cute import instructions as ins
 from k3_decode.cute.row_plan import CARVEOUT, STEP, Place, Plan, Segments, row_addresses
 
-__all__ = ["CARVEOUT", "Sums", "floats_of", "scale_tokens", "stream"]
+__all__ = ["CARVEOUT", "Sums", "stream"]
 
 TOKENS_AHEAD = 2
 """Steps of activations in flight: they come from L2, so one step of weights covers their latency."""
@@ -74,9 +74,9 @@ def stream(
             back = Int64(0)
             if not plan.is_even and step == plan.steps - 1:
                 back = Int64(rows.is_short) * (STEP * 2)
-            norms = floats_of(ins.load_weight(norm_at + step * (STEP * 2) - back))
+            norms = _floats_of(ins.load_weight(norm_at + step * (STEP * 2) - back))
             pairs = zip(tokens, squares, strict=True)
-            scaled = [scale_tokens(words, norms, square) for words, square in pairs]
+            scaled = [_scale_tokens(words, norms, square) for words, square in pairs]
             tokens, squares = [words for words, _ in scaled], [square for _, square in scaled]
         if chain is not None and step and step % chain == 0:
             totals, sums = _add_sums(totals, sums), _zero_sums(plan)
@@ -149,14 +149,13 @@ def _multiply(plan: Plan, sums: Sums, weights: list[ins.Words], x: list[ins.Word
             sums[tile][m] = ins.mma_bf16((low[2], high[2], low[3], high[3]), words[2:4], value)
 
 
-def floats_of(words: ins.Words) -> list[Float32]:
-    """The bf16 values of some words."""
+def _floats_of(words: ins.Words) -> list[Float32]:
     return [half for word in words for half in (ins.low_half(word), ins.high_half(word))]
 
 
-def scale_tokens(words: ins.Words, norms: list[Float32], square: Float32) -> tuple[ins.Words, Float32]:
+def _scale_tokens(words: ins.Words, norms: list[Float32], square: Float32) -> tuple[ins.Words, Float32]:
     """The activations times the norm weight, rounded to bf16, and the running sum of their squares."""
-    values = floats_of(words)
+    values = _floats_of(words)
     for value in values:
         square = square + value * value
     scaled = [value * norm for value, norm in zip(values, norms, strict=True)]

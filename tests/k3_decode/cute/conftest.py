@@ -131,16 +131,6 @@ class NumpyMachine:
         for i, word in enumerate(words):
             self.shared[self.bid[keep], to[keep] + i] = self.all_lanes(word)[keep]
 
-    def bulk_load(self, shared: Any, address: Any, size: Any, _: Any, wanted: Any) -> None:
-        """A copy of `size` bytes by each thread that wants one."""
-        to, source, keep = self.all_lanes(shared), self.all_lanes(address), self.all_lanes(wanted) != 0
-        words = int(np.asarray(size)) // 4
-        for thread in np.flatnonzero(keep):
-            assert to[thread] % 16 == 0
-            assert source[thread] % 16 == 0
-            place, at = to[thread] // 4, source[thread] // 4
-            self.shared[self.bid[thread], place : place + words] = self.device[at : at + words]
-
     def send(self, address: Any, values: list[np.ndarray], wanted: Any) -> None:
         code, keep = self.all_lanes(address), self.all_lanes(wanted) != 0
         block = self.bid - self.bid % self.cluster + (code >> 24)
@@ -199,49 +189,17 @@ class NumpyMachine:
         return self.all_lanes(value)[lane ^ offset]
 
 
-def run_ring(
-    plan: Any, place: Any, segments: Any, x: Any, norm_weight: Any = None, chain: int | None = None
-) -> None:
-    """What `row_ring.stream` does, a stage asked for and multiplied at a time: all warps ask for what the
-    loading one does, which then repeats the stores of its block's first warp."""
-    from k3_decode.cute import row_plan, row_ring
-
-    computing = place.row_warp == 0
-
-    def of_computing(values: Any) -> np.ndarray:
-        blocks = np.broadcast_to(values, computing.shape).reshape(-1, plan.threads)
-        return np.where(computing, np.asarray(values), np.tile(blocks[:, :32], plan.threads // 32).ravel())
-
-    own = place._replace(k_warp=np.where(computing, place.k_warp, 0))
-    rows = np.minimum(row_plan.row_count(segments) - place.first_row, plan.group_rows)
-    words = row_ring.load_tokens(plan, place, x)
-    if norm_weight is not None:
-        words, square = row_ring.scaled(plan, place, words, norm_weight)
-        row_ring.publish_square(plan, own, of_computing(square))
-    for tile in range(plan.row_tiles // 2):
-        sums, total = row_ring._zero(), None
-        for piece in range(plan.pieces):
-            stage = tile * plan.pieces + piece
-            row_ring.request(plan, place, segments, stage, rows)
-            loaded = row_ring.load_piece(plan, place, stage)
-            sums, total = row_ring.multiply_piece(plan, loaded, words, piece, sums, total, chain)
-        even, odd = row_ring._added(total, sums)
-        row_ring.publish(plan, own, tile, [[of_computing(v) for v in part] for part in (even, odd)], None)
-
-
 @pytest.fixture
 def numpy_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., NumpyMachine]:
     """Builds a machine and points the traced modules at it."""
     pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not installed")
 
-    from k3_decode.cute import row_gemm, row_plan, row_product, row_ring, row_stream, row_sums
+    from k3_decode.cute import row_gemm, row_plan, row_product, row_stream, row_sums
 
     def build(op: Any, plan: Any, rows: int) -> NumpyMachine:
         size = row_plan.shared_layout(plan).size
         machine = NumpyMachine(row_product.blocks_of(plan, rows), plan.threads, plan.cluster, size)
-        copies = SimpleNamespace(bulk_load_if=machine.bulk_load)
-        monkeypatch.setattr(row_ring, "frag", copies)
-        for module in (row_plan, row_stream, row_ring, row_gemm, row_sums, row_product, op):
+        for module in (row_plan, row_stream, row_gemm, row_sums, row_product, op):
             monkeypatch.setattr(module, "ins", _instructions(machine))
             for name in ("Int32", "Int64"):
                 if hasattr(module, name):
@@ -265,7 +223,6 @@ def _instructions(machine: NumpyMachine) -> SimpleNamespace:
 
     return SimpleNamespace(
         Words=tuple,
-        asm=lambda *_: None,
         byte_address=lambda tensor: np.int64(tensor.base),
         at_most=lambda value, bound: np.minimum(value, bound),
         choose_address=lambda sign, negative, other: np.where(np.asarray(sign) < 0, negative, other),

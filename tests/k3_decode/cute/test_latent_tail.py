@@ -10,17 +10,14 @@ pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not inst
 
 from k3_decode.cute import latent_tail as op
 from k3_decode.cute import row_gemm, row_plan, row_stream, row_sums
-from k3_decode.cute.row_plan import Plan, ring_tiles
+from k3_decode.cute.row_plan import Plan
 from k3_decode.cute.variant import COMPILED, DISPATCHED
-
-from tests.k3_decode.cute.conftest import run_ring
 
 PLANS = {
     "one_block": (48, Plan(256, 8, 3, 1, 4, 1, 2, is_whole=True)),
     "uneven_k": (48, Plan(224, 16, 2, 1, 3, 1, 3, 2)),
     "two_row_warps": (64, Plan(128, 8, 2, 2, 2, 1, 2)),
     "cluster_of_four": (40, Plan(512, 32, 2, 1, 2, 4, 2)),
-    "ring": (40, Plan(512, 8, ring_tiles(24), 1, 4, 1, 3, rows_each=24)),
     "warpgroup": (64, Plan(256, 16, 2, 4, 1, 1, 3, is_grouped=True)),
     "warpgroups_in_a_cluster": (120, Plan(512, 64, 2, 8, 1, 2, 2, is_grouped=True)),
     "uneven_cluster": (24, Plan(352, 8, 1, 1, 2, 3, 2)),
@@ -52,9 +49,6 @@ def test_every_plan_norms_projects_and_adds(name: str, numpy_machine: Callable[.
         for stage in range(int(tiles.count.max())):
             row_gemm.advance(plan, tiles, stage, sums, squares, norm_at)
         row_gemm.publish(plan, place, tiles, sums, squares)
-        row_sums.finish_published(plan, place, True, extent, eps, store)
-    elif plan.is_ringed:
-        run_ring(plan, place, segments, latent_at, norm_at)
         row_sums.finish_published(plan, place, True, extent, eps, store)
     else:
         sums, squares = row_stream.stream(plan, place, segments, latent_at, norm_at)

@@ -16,10 +16,8 @@ from k3_decode.compile import find_disassembler
 from k3_decode.cute import projection as op
 from k3_decode.cute import row_gemm, row_plan, row_stream, row_sums
 from k3_decode.cute.plans import FEW, plan_for, plans_by_architecture
-from k3_decode.cute.row_plan import Plan, ring_tiles
+from k3_decode.cute.row_plan import Plan
 from k3_decode.cute.variant import COMPILED, DISPATCHED
-
-from tests.k3_decode.cute.conftest import run_ring
 
 PLANS = {
     "one_block": (48, Plan(256, 8, 3, 1, 4, 1, 2, is_whole=True)),
@@ -29,9 +27,6 @@ PLANS = {
     "cluster_of_two": (48, Plan(512, 16, 3, 1, 4, 2, 2)),
     "cluster_of_seven": (32, Plan(448, 8, 2, 1, 2, 7, 1)),
     "uneven_cluster": (24, Plan(352, 64, 1, 1, 2, 3, 2)),
-    "ring": (96, Plan(512, 8, ring_tiles(48), 1, 4, 1, 3, is_whole=True, rows_each=48)),
-    "ring_of_several_pieces": (72, Plan(1792, 8, ring_tiles(28), 1, 7, 1, 2, rows_each=28)),
-    "ring_of_few_rows": (20, Plan(256, 8, ring_tiles(6), 1, 2, 1, 4, rows_each=6)),
     "warpgroup": (64, Plan(256, 32, 2, 4, 1, 1, 3, is_grouped=True)),
     "two_warpgroups": (120, Plan(256, 64, 2, 8, 1, 1, 2, is_grouped=True)),
     "warpgroups_in_a_cluster": (128, Plan(512, 64, 2, 4, 1, 4, 2, is_grouped=True)),
@@ -68,9 +63,6 @@ def run_in_numpy(
         row_gemm.carry(plan, sums, earlier)
         sums = earlier
         row_gemm.publish(plan, place, tiles, sums, None)
-        row_sums.finish_published(plan, place, False, extent, None, store)
-    elif plan.is_ringed:
-        run_ring(plan, place, segments, x_at, chain=4 if is_fp32 else None)
         row_sums.finish_published(plan, place, False, extent, None, store)
     else:
         sums, _ = row_stream.stream(plan, place, segments, x_at)
