@@ -3,7 +3,8 @@
 The eval's questions, all at once, are answered by stock, by the optimised path, and by the optimised path
 with each op in turn made wrong. An op whose poison changes no more answers than the path itself does is not
 covered by that eval, and the outcome names it. Drift has a check for each op (`poison`), as every change
-needs it; these are for full runs, and for a GPU. Table `answers` (arm, op, item, tokens, digest, is_right), `ran` (op, launches).
+needs it; these are for full runs, and for a GPU. Tables: `answers` (arm, op, item, tokens, digest, is_right)
+and `ran` (op, launches).
 """
 
 from collections.abc import Iterator, Sequence
@@ -105,7 +106,7 @@ def _written(
 
 def _until(text: list[int], stop: object) -> list[int]:
     """A text up to its first stop token, that included."""
-    return text[: text.index(stop) + 1] if stop in text else text  # type: ignore[arg-type]  # a token, as it is in there
+    return text[: text.index(stop) + 1] if stop in text else text
 
 
 def judge_causal(check: Check, samples: Samples) -> Outcome:
