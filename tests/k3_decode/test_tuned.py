@@ -14,7 +14,7 @@ from k3_decode.tuned.lookup import choice, configured, source_of
 
 from harness.cli import main
 from harness.domain.errors import InputError
-from harness.domain.tuning import TunedTable
+from harness.domain.tuning import TunedTable, TuningRecord
 from harness.engines.packs import load_pack
 
 ENTRY = {
@@ -198,6 +198,17 @@ def test_a_choice_that_cannot_be_built_is_told_before_anything_is_compiled(
     )
 
 
-def test_every_table_of_the_package_is_one() -> None:
+def test_every_choice_of_the_package_names_a_committed_search_that_made_it() -> None:
+    root = Path(__file__).resolve().parents[2]
+    records = [TuningRecord.from_json(f.read_bytes()) for f in root.glob("bundles/h200/*/tuning/*.json")]
+    studies = {
+        (record.digest(), s.space.kernel, s.space.shape): s for record in records for s in record.studies
+    }
     for file in lookup.tables():
+        table = TunedTable.from_json(file.read_bytes())
         assert lookup.read_table(file)
+        for entry in table.entries:
+            study = studies[(entry.record, entry.kernel, entry.shape)]
+            assert (study.chosen, study.verdict) == (entry.configuration, entry.verdict)
+            assert study.chosen_tests
+            assert {status for _, status in study.chosen_tests} == {"PASS"}
