@@ -3,7 +3,7 @@ cells of the envelope; and whether the cells that the policy demands hold anythi
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from harness.domain.cell_tokens import GENERATED, empty_cells, parse_needs
 from harness.domain.check import Check, Samples, SampleTable, Status
@@ -38,16 +38,25 @@ def ledger_tables(steps: Steps, *, has_loads: bool = False) -> tuple[SampleTable
 
 
 def cell_faults(samples: Samples) -> tuple[str, ...]:
-    """Where the tokens by cell are not those of the ledger's totals; samples may have no cells at all."""
+    """Where the tokens by cell are not those that the ledger's other tables total by path, and by requests in
+    a step; samples may have no cells at all.
+    """
     if samples.table("cells") is None:
         return ()
-    by_cell, by_path = _by_path(samples, "cells"), _by_path(samples, "steps")
-    return tuple(
-        f"arm {arm} generated {by_path[arm, phase, path]} tokens in {phase} steps on the {path} path, and "
-        f"its cells hold {by_cell[arm, phase, path]}"
-        for arm, phase, path in sorted(by_path.keys() | by_cell.keys())
-        if by_path[arm, phase, path] != by_cell[arm, phase, path]
-    )
+    others = [("steps", "path")] + ([("loads", "requests")] if samples.table("loads") is not None else [])
+    return tuple(fault for table, column in others for fault in _unlike(samples, table, column))
+
+
+def _unlike(samples: Samples, table: str, column: str) -> Iterator[str]:
+    """Sums of the cells by arm, phase and a column that are not the table's own."""
+    cells, told = _sums(samples, "cells", column), _sums(samples, table, column)
+    for key in sorted(cells.keys() | told.keys(), key=str):
+        if cells[key] != told[key]:
+            arm, phase, value = key
+            yield (
+                f"arm {arm} generated {told[key]} tokens in {phase} steps with {column} {value}, and its "
+                f"cells hold {cells[key]}"
+            )
 
 
 def lacking_cells(check: Check, samples: Samples) -> str | None:
@@ -69,11 +78,11 @@ def steps_to_fill(check: Check) -> Mapping[Status, str]:
     }
 
 
-def _by_path(samples: Samples, table: str) -> Counter[tuple[str, str, str]]:
-    found: Counter[tuple[str, str, str]] = Counter()
+def _sums(samples: Samples, table: str, column: str) -> Counter[tuple[Scalar, ...]]:
+    found: Counter[tuple[Scalar, ...]] = Counter()
     for row in rows_of(samples, table):
         if row["phase"] in GENERATED:
-            found[str(row["arm"]), str(row["phase"]), str(row["path"])] += int(row["tokens"] or 0)
+            found[row["arm"], row["phase"], row[column]] += int(row["tokens"] or 0)
     return found
 
 

@@ -98,6 +98,17 @@ def test_a_ledger_is_totalled_by_path_by_load_and_by_cell() -> None:
     assert cell_faults(Samples(check="evals/a", tier=Tier.SMOKE, tables=(steps, cells))) == ()
 
 
+def test_cells_in_another_batch_than_the_loads_say_are_named() -> None:
+    kinds = {("optimised", StepTotal("decode", "optimised", "taken", 2, 64, 0)): 6}
+    steps, cells, loads = ledger_tables(kinds, has_loads=True)
+    moved = cells.model_copy(update={"rows": (("optimised", "decode", "optimised", 64, 64, 0, 6),)})
+    samples = Samples(check="evals/a", tier=Tier.SMOKE, tables=(steps, moved, loads))
+    assert cell_faults(samples) == (
+        "arm optimised generated 6 tokens in decode steps with requests 2, and its cells hold 0",
+        "arm optimised generated 0 tokens in decode steps with requests 64, and its cells hold 6",
+    )
+
+
 @pytest.mark.parametrize(
     ("stage", "demand"),
     [
