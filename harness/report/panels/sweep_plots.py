@@ -143,7 +143,11 @@ def roofline_panel(pairs: Pairs) -> tuple[Panel, ...]:
 
 def pareto_panel(pairs: Pairs) -> tuple[Panel, ...]:
     """What a user gets against what a device gives, of whole steps."""
-    steps = [(c, o) for c, o in pairs if value(o, "verify_steps_per_s") is not None and c.cell is not None]
+    steps = [
+        (c, o)
+        for c, o in pairs
+        if value(o, "verify_steps_per_s") is not None and c.cell is not None and not c.cell.drafts
+    ]
     shown = _one_line(steps)
     clouds = []
     for arm in ARMS:

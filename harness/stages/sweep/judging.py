@@ -102,17 +102,24 @@ def verdict_of(check: Check, gain: Comparison, noise: float) -> tuple[Status, st
 
 
 def _rates(check: Check, gain: Comparison) -> tuple[Figure, ...]:
-    batch = 1 if check.cell is None else check.cell.batch
+    """Steps a second first; tokens a second where an acceptance is known, and by which it is labelled."""
+    batch, drafts = (1, 0) if check.cell is None else (check.cell.batch, check.cell.drafts)
+    steps = 1e6 / gain.other_us
+    if not drafts:
+        return (
+            Figure(name="verify_steps_per_s", value=steps, note="optimised arm, no drafts: a token a step"),
+            Figure(name="tokens_per_s", value=batch * steps, note="acceptance: none, no speculation"),
+        )
+    golden = check.parameter("golden")
+    tokens = None if golden is None else batch * steps * float(golden)
     return (
+        Figure(name="verify_steps_per_s", value=steps, note=f"optimised arm, {drafts} drafts a request"),
         Figure(
-            name="verify_steps_per_s",
-            value=1e6 / gain.other_us,
-            note="optimised arm, no drafts: one token a step",
+            name="tokens_per_s", value=tokens,
+            missing=None if tokens is not None else "no acceptance is known, and none was measured",
+            note="" if tokens is None else f"golden acceptance: {golden} tokens a step; none was measured",
         ),
-        Figure(
-            name="tokens_per_s", value=batch * 1e6 / gain.other_us, note="acceptance: none, no speculation"
-        ),
-    )
+    )  # fmt: skip
 
 
 def _figures(gain: Comparison, null: Comparison, noise: float, share: float) -> tuple[Figure, ...]:
@@ -137,7 +144,7 @@ def _path_share(samples: Samples) -> float | None:
     rows = (
         []
         if table is None
-        else [r for r in table.records() if r["arm"] == "optimised" and r["phase"] == "decode"]
+        else [r for r in table.records() if r["arm"] == "optimised" and r["phase"] in STEPS]
     )
     total = sum(int(row["tokens"] or 0) for row in rows)
     return (
@@ -145,6 +152,8 @@ def _path_share(samples: Samples) -> float | None:
     )
 
 
+STEPS = ("decode", "verify")
+"""Phases of the ledger that are timed."""
 NEXT_STEPS = {
     Status.INVALID: "sample the cell again: both arms on equal work, in a worker whose clock is sound",
     Status.FAIL: "profile the cell: `fasttrack kernels bench`; or take the cell out of the claim's envelope",

@@ -166,9 +166,10 @@ def _other_work(check: Check, samples: Samples) -> str | None:
         done[str(row["arm"]), str(row["phase"])] += int(row["tokens"])
     most = check.cell.batch * (check.cell.context - 1)
     for arm, count in units.items():
-        asked = check.cell.batch * (count + 1 + (WARM_STEPS if arm == "slow" else 0))
-        if done[arm, "decode"] != asked:
-            return f"arm {arm} decoded {done[arm, 'decode']} tokens, and its timed steps ask for {asked}"
+        asked = check.cell.rows * (count + 1 + (WARM_STEPS if arm == "slow" else 0))
+        stepped = done[arm, "decode"] + done[arm, "verify"]
+        if stepped != asked:
+            return f"arm {arm} decoded {stepped} tokens, and its timed steps ask for {asked}"
         if done[arm, "prefill"] > most:
             return f"arm {arm} prefilled {done[arm, 'prefill']} tokens of {most}: set-up is in what was timed"
     return None

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from harness.domain.cell import Cell
 from harness.domain.check import Check, StageName, Threshold
@@ -58,6 +58,8 @@ class Grid(Record):
     batch: tuple[int | Literal["min", "max", "buckets"], ...] = Field(min_length=1)
     context: tuple[int, ...] = Field(min_length=1)
     tp: tuple[int, ...] = (1,)
+    drafts: tuple[int, ...] = (0,)
+    kv_dtype: tuple[Literal["bf16", "fp8"], ...] = ("bf16",)
     max_batch_by_context: dict[int, int] = Field(default_factory=dict)
     """Largest batch timed at a context; longer contexts cost memory and prefill time."""
 
@@ -68,7 +70,7 @@ class Sweep(Record):
     schema_version: Literal[1] = 1
     name: Name
     level: Literal["step", "layer"]
-    phase: Literal["decode"]
+    phase: Literal["decode", "verify"]
     kinds: tuple[str, ...] = ()
     """Of layers, or single ops in their place; a pack that does not offer one is not asked for it."""
     layouts: tuple[str, ...] = ()
@@ -79,8 +81,16 @@ class Sweep(Record):
 
     Of single ops, sets of weights.
     """
-    smoke: Grid
+    smoke: Grid | None = None
+    """None: only `--full` times it."""
     full: Grid
+
+    @model_validator(mode="after")
+    def _drafts_are_verified(self) -> Self:
+        grids = [grid for grid in (self.smoke, self.full) if grid is not None]
+        if any((drafts > 0) != (self.phase == "verify") for grid in grids for drafts in grid.drafts):
+            raise ValueError("steps with drafts are of phase verify, and those without are not")
+        return self
 
 
 def load_sweep(path: Path) -> Sweep:
@@ -96,10 +106,18 @@ def load_sweep(path: Path) -> Sweep:
 def sweep_cells(sweep: Sweep, envelope: Envelope, arch: str, is_full: bool) -> tuple[Cell, ...]:
     """Cells of the sweep that the envelope admits, by rising context and batch."""
     grid = sweep.full if is_full else sweep.smoke
+    if grid is None:
+        return ()
     cells = []
-    for tp, context in product(sorted(grid.tp), sorted(grid.context)):
+    axes = product(sorted(grid.tp), sorted(grid.context), sorted(grid.drafts), grid.kv_dtype)
+    for tp, context, drafts, kv_dtype in axes:
         for batch in sorted(_batches(grid, envelope)):
-            cell = Cell.model_validate({"arch": arch, "tp": tp, "batch": batch, "context": context})
+            cell = Cell.model_validate(
+                {
+                    "arch": arch, "tp": tp, "batch": batch, "context": context, "drafts": drafts,
+                    "kv_dtype": kv_dtype, "phase": sweep.phase,
+                }
+            )  # fmt: skip
             if batch <= grid.max_batch_by_context.get(context, batch) and envelope.admits(cell):
                 cells.append(cell)
     return tuple(cells)
@@ -143,6 +161,7 @@ def _checks(request: PlanRequest, sweep: Sweep) -> Iterator[Check]:
             ("model", request.pack.smoke_model), ("seed", request.seed),
             ("implementation", "cpu" if arch == "cpu" else "cute"),
             ("promise", _promise(request.claim, cell)),
+            *_acceptance(request.claim, cell),
         )  # fmt: skip
         yield Check(
             id=f"sweep/{sweep.name}/{cell.label()}",
@@ -156,6 +175,13 @@ def _checks(request: PlanRequest, sweep: Sweep) -> Iterator[Check]:
             cost_s=COST_PER_CELL_S + cell.batch * (COST_PER_ROW_S + COST_PER_PROMPT_TOKEN_S * cell.context),
             unavailable=missing,
         )
+
+
+def _acceptance(claim: Claim, cell: Cell) -> tuple[tuple[str, Scalar], ...]:
+    """The golden tokens a verify step, of a cell with drafts; None where the claim has none."""
+    if not cell.drafts:
+        return ()
+    return (("golden", None if claim.speculation is None else claim.speculation.golden_length(cell.drafts)),)
 
 
 def _layer_checks(request: PlanRequest, sweep: Sweep) -> Iterator[Check]:

@@ -91,7 +91,8 @@ def _request(check: Check, arm: str, **more: int) -> SessionRequest:
     return SessionRequest.model_validate(
         {
             "model": check.parameter("model"), "arm": arm, "implementation": implementation,
-            "max_requests": cell.batch, "max_context": cell.context + units + 8, "tp": cell.tp,
+            "max_requests": cell.batch, "max_context": cell.context + units + cell.drafts + 8, "tp": cell.tp,
+            "drafts": cell.drafts, "kv_dtype": cell.kv_dtype,
             "seed": check.parameter("seed"), **more,
         }
     )  # fmt: skip
@@ -111,7 +112,7 @@ def _control_prompt(sessions: Mapping[str, Session]) -> Sequence[int]:
 
 
 def _step_work(check: Check, context: StageContext, arm: str, session: Session) -> Callable[[], object]:
-    """One decode step of a session, after a prefill to the cell's context."""
+    """One step of a session, after a prefill to the cell's context; one token a request is kept."""
     from harness.engines.in_process import random_texts
 
     cell = check.cell
@@ -121,7 +122,10 @@ def _step_work(check: Check, context: StageContext, arm: str, session: Session) 
     seed = int(check.parameter("seed") or 0)
     prompts = random_texts(session.vocab_size, min(cell.batch, DISTINCT_PROMPTS), cell.context - 1, seed)
     requests, _ = session.prefill([prompts[i % len(prompts)] for i in range(cell.batch)])
-    tokens = [text[0] for text in random_texts(session.vocab_size, cell.batch, 1, seed + 1)]
+    rows = random_texts(session.vocab_size, cell.batch, cell.drafts + 1, seed + 1)
+    if cell.drafts:
+        return lambda: session.verify(requests, rows, [1] * cell.batch)
+    tokens = [row[0] for row in rows]
     return lambda: session.decode(requests, tokens)
 
 

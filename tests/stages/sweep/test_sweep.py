@@ -87,6 +87,72 @@ def test_cells_come_from_the_envelopes_edges() -> None:
     assert len(plan(request)) == 5
 
 
+def test_verify_steps_are_timed_in_full_runs_alone_over_drafts_and_types_that_the_envelope_has() -> None:
+    request = plan_request()
+    sweep = load_sweep(Path("sweeps/verify_step.yaml"))
+    assert sweep_cells(sweep, request.claim.envelope, "cpu", False) == ()
+    cells = sweep_cells(sweep, request.claim.envelope, "cpu", True)
+    assert {(c.phase, c.drafts, c.kv_dtype) for c in cells} == {("verify", 1, "bf16"), ("verify", 3, "bf16")}
+
+
+def test_a_sweep_of_drafts_that_are_not_verified_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    text = Path("sweeps/verify_step.yaml").read_text().replace("phase: verify", "phase: decode")
+    path.write_text(text)
+    with pytest.raises(InputError, match="no sweep can be read here"):
+        load_sweep(path)
+
+
+def test_verify_steps_come_before_tokens_and_tokens_say_whose_acceptance_they_are() -> None:
+    check = _verify_check()
+    outcome = judge(check, _verified(check))
+    figures = {figure.name: figure for figure in outcome.figures}
+    assert outcome.status is Status.PASS
+    assert figures["verify_steps_per_s"].value == pytest.approx(1e6 / 50.5)
+    assert figures["tokens_per_s"].value == pytest.approx(2.87 * 1e6 / 50.5)
+    assert figures["tokens_per_s"].note == "golden acceptance: 2.87 tokens a step; none was measured"
+    names = [figure.name for figure in outcome.figures]
+    assert names.index("verify_steps_per_s") < names.index("tokens_per_s")
+
+
+def test_tokens_of_drafts_without_an_acceptance_are_missing_and_say_why() -> None:
+    check = _verify_check()
+    bare = check.model_copy(
+        update={"parameters": tuple((k, None if k == "golden" else v) for k, v in check.parameters)}
+    )
+    (tokens,) = [f for f in judge(bare, _verified(bare)).figures if f.name == "tokens_per_s"]
+    assert (tokens.value, tokens.missing) == (None, "no acceptance is known, and none was measured")
+
+
+def _verify_check() -> Check:
+    """One request with three drafts."""
+    check = _check()
+    assert check.cell is not None
+    cell = check.cell.model_copy(update={"drafts": 3, "phase": "verify"})
+    return check.model_copy(update={"cell": cell, "parameters": (*check.parameters, ("golden", 2.87))})
+
+
+def _verified(check: Check) -> Samples:
+    """Four rows a step."""
+    samples = _samples(check, 50.0)
+    rows = tuple(
+        (arm, "verify" if phase == "decode" else phase, path, tokens * (4 if phase == "decode" else 1))
+        for arm, phase, path, tokens in _steps(samples.tables[0].rows)  # type: ignore[arg-type]
+    )
+    return with_rows(samples, "steps", rows)
+
+
+def test_real_verify_steps_are_timed_and_counted(tmp_path: Path) -> None:
+    pack = FakePack()
+    (check,) = [
+        c
+        for c in plan(replace(plan_request(pack), is_full=True))
+        if c.subject == "verify_step" and ".b1.c64.d3." in c.id
+    ]
+    outcome = run(check, stage_context(pack, tmp_path))
+    assert outcome.status is not Status.INVALID, outcome.summary
+
+
 def test_a_faster_path_passes_with_its_ratio_interval_and_noise() -> None:
     check = _check()
     outcome = judge(check, _samples(check, 50.0))
