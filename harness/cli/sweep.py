@@ -20,15 +20,22 @@ from harness.cli.selectors import (
 
 if TYPE_CHECKING:  # records load when a command runs
     from harness.domain.null_run import NullRun
+    from harness.engines.bench_serve import Load
     from harness.measure.levels import Level
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True)
+DEFAULT_BATCHES = (1, 8)
+"""Requests at once of a served sweep."""
 NULL_CELL = "sweep/decode_step/cpu.tp1.dcp1.b1.c64"
 """Repeated by `null`: the shortest cell has the most noise."""
 Batches = Annotated[
     list[int] | None, typer.Option("--batch", min=1, help="Requests at once, of servers; may be repeated.")
+]
+InputTokens = Annotated[
+    int,
+    typer.Option("--input", min=1, help="Tokens of a prompt, of servers: 1 times decode alone, more a mix."),
 ]
 OutputTokens = Annotated[int, typer.Option("--output", min=2, help="Tokens of an answer, of servers.")]
 
@@ -46,6 +53,7 @@ def run(
     server: ServerFile = None,
     batch: Batches = None,
     tokens: OutputTokens = 100,
+    prompt: InputTokens = 1,
     json: JsonOutput = False,
 ) -> None:
     """Time decode steps, stock against optimised, into a bundle; whole servers with --engine vllm.
@@ -54,7 +62,7 @@ def run(
     not slower beyond noise, 1 where it is, 2 where the comparison is invalid.
     """
     if engine != "in-process" or server is not None:
-        raise typer.Exit(bench_servers(engine, server, batch or [1, 8], tokens, out, as_json=json))
+        raise typer.Exit(bench_servers(engine, server, _loads(batch, prompt, tokens), out, as_json=json))
     from harness.cli.finish import RunOptions, cluster_of, validate_selection
 
     chosen = replace(selection, stages=("sweep",), only=tuple(name or selection.only))
@@ -62,19 +70,25 @@ def run(
     raise typer.Exit(validate_selection(chosen, out, how))
 
 
-def bench_servers(
-    engine: str, server: Path | None, batches: list[int], tokens: int, out: Path, *, as_json: bool
-) -> int:
+def _loads(batches: list[int] | None, prompt: int, tokens: int) -> list["Load"]:
+    from harness.engines.bench_serve import Load
+
+    return [
+        Load(concurrency=size, input_tokens=prompt, output_tokens=tokens)
+        for size in batches or DEFAULT_BATCHES
+    ]
+
+
+def bench_servers(engine: str, server: Path | None, loads: list["Load"], out: Path, *, as_json: bool) -> int:
     """Exit code of a timed comparison of two servers; prints it and writes `bench.json` into `out`."""
     from harness.cli.console import err, print_json
     from harness.cli.console import out as console
     from harness.domain.errors import InputError
-    from harness.engines.bench_serve import Load, bench_arms
+    from harness.engines.bench_serve import bench_arms
     from harness.engines.served import load_settings
 
     if engine != "vllm" or server is None:
         raise InputError("servers are timed with `--engine vllm --server FILE`, both together")
-    loads = [Load(concurrency=size, output_tokens=tokens) for size in batches]
     report = bench_arms(load_settings(server), loads, out, lambda words: err.print(words, markup=False))
     (out / "bench.json").write_text(report.model_dump_json(indent=1), encoding="utf-8")
     if as_json:

@@ -38,10 +38,16 @@ class Load(Record):
 
     concurrency: Positive
     input_tokens: Positive = 1
+    """Of a prompt. 1: decode alone; more: prefills of some requests run between the steps of others."""
     output_tokens: Positive = 100
     requests_each: Positive = 8
     """Requests a concurrent user; the first and last ones run in a batch that fills or empties."""
     seed: Whole = 0
+
+    @property
+    def phase(self) -> str:
+        """What the time of a token holds."""
+        return "decode alone" if self.input_tokens == 1 else "mixed prefill and decode"
 
 
 class BenchRun(Record):
@@ -162,7 +168,7 @@ def row_of(settings: ServerSettings, load: Load, runs: Sequence[BenchRun]) -> Be
     steps = [rate / length for rate, length in zip(tokens, lengths, strict=True)]
     return BenchRow(
         load=load, status="measured",
-        words=f"{gain.ratio:.2f}x [{gain.low:.2f}, {gain.high:.2f}], noise {noise:.1%}",
+        words=f"{load.phase}: {gain.ratio:.2f}x [{gain.low:.2f}, {gain.high:.2f}], noise {noise:.1%}",
         stock_us=gain.stock_us, optimised_us=gain.other_us, ratio=gain.ratio, low=gain.low, high=gain.high,
         noise=noise, verify_steps_per_s=(steps[0], steps[1]), decode_tokens_per_s=(tokens[0], tokens[1]),
         acceptance=_acceptance_words(settings, first, optimised),

@@ -73,6 +73,13 @@ def test_acceptance_travels_with_its_label_and_measured_ones_meet_the_golden_cur
     assert row.verify_steps_per_s[1] == pytest.approx(float(row.decode_tokens_per_s[1]) / length)
 
 
+def test_long_prompts_are_a_mix_of_prefill_and_decode_and_are_called_so() -> None:
+    load = LOAD.model_copy(update={"input_tokens": 512})
+    mixed = [one.model_copy(update={"load": load}) for one in runs()]
+    assert row_of(SETTINGS, load, mixed).words.startswith("mixed prefill and decode: 2.00x")
+    assert row_of(SETTINGS, LOAD, runs()).words.startswith("decode alone: 2.00x")
+
+
 def test_counters_are_what_was_gained_and_lengths_count_the_kept_token() -> None:
     before = parse_metrics('vllm:spec_decode_num_drafts_total{engine="0"} 10.0\n')
     after = parse_metrics(
