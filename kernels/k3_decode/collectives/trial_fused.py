@@ -22,6 +22,7 @@ from k3_decode.collectives.groups import ExchangeError, ExchangeGroup, played, s
 from k3_decode.collectives.trial import ABORT_LOOKS, CONTROL, of_all_ranks
 from k3_decode.cute.attn_res import attn_res
 from k3_decode.cute.attn_res_allreduce import attn_res_allreduce
+from k3_decode.cute.exchange import exchange
 from k3_decode.cute.exchange_parts import exchange_parts
 from k3_decode.cute.mla_attend import mla_attend
 from k3_decode.cute.mla_value import mla_value
@@ -121,6 +122,20 @@ def residual(has_part: bool, is_two_stage: bool, count: int, restarts: bool) -> 
         return wrong
 
     return run
+
+
+def in_place(bench: Bench, rows: int) -> int:
+    """Sums that overwrite the parts, of hidden rows and of latents."""
+    wrong = 0
+    for columns in (K3.hidden, K3.latent):
+        for _ in range(TURNS):
+            parts = bench.bf16(bench.ranks, rows, columns)
+            mine = parts[bench.mine].clone()
+            for form in ("one_shot", "two_stage"):
+                mine.copy_(parts[bench.mine])
+                exchange(part=mine, out=mine, launches=bench.launches, form=form, **bench.group.arguments())
+                wrong += bench.differing(mine, rank_ordered_sum(parts).expand_as(mine))
+    return wrong
 
 
 def moe_front(bench: Bench, rows: int) -> int:
@@ -319,6 +334,7 @@ CASES: dict[str, Case] = {
     "oproj_attn_res": residual(False, False, 8, False),
     "oproj_attn_res_two_stage": residual(False, True, 4, False),
     "oproj_attn_res_no_blocks": residual(False, False, 0, False),
+    "in_place": in_place,
     "moe_front": moe_front,
     "moe_tail": moe_tail,
     "context_parallel": context_parallel,

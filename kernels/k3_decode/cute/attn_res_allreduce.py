@@ -110,12 +110,16 @@ def _reduce_and_mix(
         cute.arch.cluster_wait()
     cute.arch.griddepcontrol_wait()
 
+    words = (Int32(0),) * 4
+    if cutlass.const_expr(has_part):
+        # On its way together with the control.
+        words = ins.load_activation(_row_of(part, local, row) + offset)
     state = steps.enter(control, local, limit)
     own = hidden // VECTOR // ranks
     v = row * (hidden // VECTOR) + column
     place = Int64(v) * VECTOR_BYTES
     if cutlass.const_expr(has_part):
-        words = steps.canonical_words(ins.load_activation(_row_of(part, local, row) + offset))
+        words = steps.canonical_words(words)
         sent_to = state.slot * (ranks * room) + Int64(mail.rank) * room + place
         if is_inside:
             if cutlass.const_expr(is_two_stage):

@@ -69,19 +69,65 @@ def _exchange_rows(
     room: cutlass.Constexpr,
     form: cutlass.Constexpr,
     delay_ns: cutlass.Constexpr,
+    is_single: cutlass.Constexpr,
 ):
-    _, _, local = cute.arch.block_idx()
+    tid, _, _ = cute.arch.thread_idx()
+    bid, _, local = cute.arch.block_idx()
     mail = steps.open_mail(mailbox, reach, first_rank + local, ranks)
-    turn = steps.begin(mail, control, local, limit, room, THREADS, delay_ns)
-    state, first, step = turn.state, turn.first, turn.step
-
-    own = width // ranks
     rows = part.shape[1]
     part_at = ins.byte_address(part) + Int64(local) * part.stride[0] * 2
     out_at = ins.byte_address(out) + Int64(local) * out.stride[0] * 2
+    # A thread that has one vector and no more finds its addresses before the previous kernel has ended, and
+    # asks for its words together with the control. Threads past the end ask for the last vector.
+    mine = bid * THREADS + tid
+    v = cutlass.min(mine, rows * width - 1)
+    at = part_at + Int64(v // width) * part.stride[1] * 2 + Int64(v % width) * VECTOR_BYTES
+    to = out_at + Int64(v // width) * out.stride[1] * 2 + Int64(v % width) * VECTOR_BYTES
+    asked = (at,) if is_single else ()
+    turn = steps.begin(mail, control, local, limit, room, THREADS, delay_ns, asked)
+    state = turn.state
+    if cutlass.const_expr(is_single):
+        place = Int64(v) * VECTOR_BYTES
+        words = steps.canonical_words(turn.words[0])
+        if mine < rows * width:
+            steps.post_to_all(mail, turn.sent_to + place, words)
+        steps.advance(state, turn.tid, turn.blocks)
+        steps.delay(state, mail, delay_ns, 1)
+        if mine < rows * width:
+            parts, missing = steps.collect(turn.parts_at + place, ranks, room, state.limit)
+            ins.store_words(to, steps.poisoned_if(steps.sum_in_rank_order(parts), missing))
+            steps.rearm(turn.parts_at + place, ranks, room)
+            steps.report(state, parts, missing, Int32(0), v, form)
+    else:
+        _in_turns(
+            mail, turn, rows, part_at, part.stride[1], out_at, out.stride[1], ranks, width, room, form,
+            delay_ns,
+        )  # fmt: skip
+    if turn.tid + turn.bid + local == 0:
+        steps.count_launch(launches)
+
+
+@cute.jit
+def _in_turns(
+    mail: Any,
+    turn: Any,
+    rows: Int32,
+    part_at: Int64,
+    part_stride: Int64,
+    out_at: Int64,
+    out_stride: Int64,
+    ranks: cutlass.Constexpr,
+    width: cutlass.Constexpr,
+    room: cutlass.Constexpr,
+    form: cutlass.Constexpr,
+    delay_ns: cutlass.Constexpr,
+):
+    """Any form by threads that take as many vectors as there are for them."""
+    own = width // ranks
+    state, first, step = turn.state, turn.first, turn.step
     for v in cutlass.range(first, rows * width, step, unroll=1):
         row, column = v // width, v % width
-        at = part_at + Int64(row) * part.stride[1] * 2 + Int64(column) * VECTOR_BYTES
+        at = part_at + Int64(row) * part_stride * 2 + Int64(column) * VECTOR_BYTES
         words = steps.canonical_words(ins.load_activation(at))
         place = turn.sent_to + Int64(v) * VECTOR_BYTES
         if cutlass.const_expr(form == "one_shot"):
@@ -97,7 +143,7 @@ def _exchange_rows(
             parts, missing = steps.collect(at, ranks, room, state.limit)
             total = steps.poisoned_if(steps.sum_in_rank_order(parts), missing)
             row, column = v // width, v % width
-            ins.store_words(out_at + Int64(row) * out.stride[1] * 2 + Int64(column) * VECTOR_BYTES, total)
+            ins.store_words(out_at + Int64(row) * out_stride * 2 + Int64(column) * VECTOR_BYTES, total)
             steps.rearm(at, ranks, room)
             steps.report(state, parts, missing, Int32(0), v, form)
     else:
@@ -111,7 +157,7 @@ def _exchange_rows(
             if cutlass.const_expr(form == "two_stage"):
                 steps.post_to_all(mail, sums_at + Int64(v) * VECTOR_BYTES, total)
             else:
-                ins.store_words(out_at + Int64(row) * out.stride[1] * 2 + Int64(column) * VECTOR_BYTES, total)
+                ins.store_words(out_at + Int64(row) * out_stride * 2 + Int64(column) * VECTOR_BYTES, total)
             steps.rearm(at, ranks, room)
             steps.report(state, parts, missing, Int32(0), v, form)
         if cutlass.const_expr(form == "two_stage"):
@@ -120,13 +166,11 @@ def _exchange_rows(
                 sums, missing = steps.collect(at, 1, room, state.limit)
                 row, column = v // width, v % width
                 ins.store_words(
-                    out_at + Int64(row) * out.stride[1] * 2 + Int64(column) * VECTOR_BYTES,
+                    out_at + Int64(row) * out_stride * 2 + Int64(column) * VECTOR_BYTES,
                     steps.poisoned_if(sums[0], missing),
                 )
                 steps.rearm(at, 1, room)
                 steps.report(state, sums, missing, column // own, v, form)
-    if turn.tid + turn.bid + local == 0:
-        steps.count_launch(launches)
 
 
 @cute.jit
@@ -147,9 +191,11 @@ def _launch(
     form: cutlass.Constexpr,
     delay_ns: cutlass.Constexpr,
     is_early: cutlass.Constexpr,
+    is_single: cutlass.Constexpr,
 ):
     _exchange_rows(
-        part, mailbox, reach, control, out, launches, first_rank, limit, ranks, width, room, form, delay_ns
+        part, mailbox, reach, control, out, launches, first_rank, limit, ranks, width, room, form, delay_ns,
+        is_single,
     ).launch(
         grid=(blocks, 1, part.shape[0]),
         block=(THREADS, 1, 1),
@@ -162,7 +208,13 @@ def _launch(
 
 @cache
 def _compile(
-    ranks: int, width: int, room: int, form: str, delay_ns: int = 0, is_early: bool = True
+    ranks: int,
+    width: int,
+    room: int,
+    form: str,
+    delay_ns: int = 0,
+    is_early: bool = True,
+    is_single: bool = False,
 ) -> Callable[..., None]:
     """The launch for ranks, 16-byte vectors a row and bytes of room a part; the rest is symbolic."""
     local, rows = cute.sym_int32(), cute.sym_int32()
@@ -190,6 +242,7 @@ def _compile(
         form,
         delay_ns,
         is_early,
+        is_single,
         options="--enable-tvm-ffi",
     )
     return compiled
@@ -214,11 +267,13 @@ def exchange(
     form: str = "one_shot",
     sharing: int = 1,
     delay_ns: int = 0,
+    in_turns: bool = False,
 ) -> None:
     """Write the sum over ranks to `out` of every local rank in one launch; `ValueError` out of scope.
 
     `sharing`: launches of as many ranks share the device, so none may hold a place before its turn;
-    `delay_ns`: see `exchange_steps.delay`.
+    `delay_ns`: see `exchange_steps.delay`; `in_turns` is for measurements: the form for threads of several
+    vectors where each has one.
     """
     local, rows, columns = part.shape
     if columns % (8 * layout.ranks) or rows * columns * 2 > layout.part_bytes or form not in FORMS:
@@ -227,24 +282,29 @@ def exchange(
             f"{layout.part_bytes}, and 8 x {layout.ranks} ranks must divide the columns"
         )
     width = columns // 8
-    launch = _compile(layout.ranks, width, layout.part_bytes, form, delay_ns, sharing == 1)
     blocks = blocks_of(rows * width, local * sharing)
+    is_single = form == "one_shot" and not in_turns and blocks * THREADS >= rows * width
+    launch = _compile(layout.ranks, width, layout.part_bytes, form, delay_ns, sharing == 1, is_single)
     launch(part, mailbox, reach, control, out, launches, first_rank, limit, blocks)
 
 
 def variants() -> tuple[Variant, ...]:
     """The sums of K3's hidden rows and latents, at every number of ranks, with room for 64 rows."""
-    forms = [(ranks, 7168, form) for ranks in (2, 4, 8, 16) for form in FORMS]
-    forms += [(ranks, 3584, "one_shot") for ranks in (2, 4, 8, 16)]
+    forms = [(ranks, 7168, form, form == "one_shot") for ranks in (2, 4, 8, 16) for form in FORMS]
+    forms += [(ranks, 3584, "one_shot", True) for ranks in (2, 4, 8, 16)]
+    forms += [(ranks, 7168, "one_shot", False) for ranks in (2, 16)]
     return tuple(
         Variant(
             op="exchange",
-            name=f"exchange_{form}_r{ranks}_d{columns}",
+            name=f"exchange_{form}_r{ranks}_d{columns}"
+            f"{'_in_turns' if form == 'one_shot' and not is_single else ''}",
             architectures=DISPATCHED + COMPILED,
-            compile=lambda key=(ranks, columns // 8, 64 * columns * 2, form): _compile(*key),  # type: ignore[misc]
+            compile=lambda key=(ranks, columns // 8, 64 * columns * 2, form, 0, True, is_single): _compile(
+                *key
+            ),  # type: ignore[misc]
             parameters=ROLES,
             source="cute/exchange.py",
             is_smoke=(ranks, columns, form) == (8, 7168, "one_shot"),
         )
-        for ranks, columns, form in forms
+        for ranks, columns, form, is_single in forms
     )

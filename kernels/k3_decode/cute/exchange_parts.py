@@ -69,37 +69,58 @@ def _exchange_parts(
 ):
     _, _, local = cute.arch.block_idx()
     mail = steps.open_mail(mailbox, reach, first_rank + local, ranks)
-    turn = steps.begin(mail, control, local, limit, room, THREADS, delay_ns)
-    state, first, step = turn.state, turn.first, turn.step
+    tid, _, _ = cute.arch.thread_idx()
+    bid, _, _ = cute.arch.block_idx()
+    blocks, _, _ = cute.arch.grid_dim()
 
     # Threads take vectors from the front and extra words from the back, in loops of their own: one thread for
-    # each while there are enough, and no address of one kind ever meets a register of the other.
+    # each while there are enough, and no address of one kind ever meets a register of the other. The first of
+    # each is asked for together with the control; threads that have none ask for the last one.
     vectors, words = part.shape[2] * width, part.shape[2] * extra_width
+    first, step = bid * THREADS + tid, blocks * THREADS
     last = step - 1 - first
+    meant_for = ranks if is_transpose else 1
+    at = _vector_of(part, local, cutlass.min(first, vectors - 1), width)
+    asked = tuple(at + Int64(peer) * part.stride[1] * 4 for peer in range(meant_for))
+    asked_word: tuple[Int64, ...] = ()
+    if cutlass.const_expr(extra_width > 0):
+        at = _word_of(extra, local, cutlass.min(last, words - 1), extra_width)
+        asked_word = tuple(at + Int64(peer) * extra.stride[1] * 4 for peer in range(meant_for))
+    turn = steps.begin(mail, control, local, limit, room, THREADS, delay_ns, asked, asked_word)
+    state = turn.state
+
     name = NAMES[is_transpose]
     behind = Int64(vectors) * VECTOR_BYTES
-    for i in cutlass.range(first, vectors, step, unroll=1):
-        at = _place(part, local, i // width) + Int64(i % width) * VECTOR_BYTES
-        for peer in cutlass.range_constexpr(ranks):
-            if cutlass.const_expr(is_transpose or peer == 0):
-                vector = ins.load_activation(at + Int64(peer) * part.stride[1] * 4)
-                vector = steps.canonical_words(vector)
-            steps.post(mail.peers[peer] + turn.sent_to + Int64(i) * VECTOR_BYTES, vector)
+    # Made fit outside the branches, or the loads sink into them.
+    fit_vectors = [steps.canonical_words(one) for one in turn.words]
+    fit_words = [steps.canonical_fp32(one) for one in turn.single]
+    if first < vectors:
+        _post_vectors(mail, turn.sent_to + Int64(first) * VECTOR_BYTES, fit_vectors)
+    if cutlass.const_expr(extra_width > 0):  # noqa: SIM102 - a test at compile time, one on the device
+        if last < words:
+            _post_words(mail, turn.sent_to + behind + Int64(last) * 4, fit_words)
+    for i in cutlass.range(first + step, vectors, step, unroll=1):
+        at = _vector_of(part, local, i, width)
+        more = [
+            steps.canonical_words(ins.load_activation(at + Int64(peer) * part.stride[1] * 4))
+            for peer in range(meant_for)
+        ]
+        _post_vectors(mail, turn.sent_to + Int64(i) * VECTOR_BYTES, more)
     if cutlass.const_expr(extra_width > 0):
-        for j in cutlass.range(last, words, step, unroll=1):
-            at = _place(extra, local, j // extra_width) + Int64(j % extra_width) * 4
-            for peer in cutlass.range_constexpr(ranks):
-                if cutlass.const_expr(is_transpose or peer == 0):
-                    word = ins.load_activation_word(at + Int64(peer) * extra.stride[1] * 4)
-                    word = steps.canonical_fp32(word)
-                steps.post_word(mail.peers[peer] + turn.sent_to + behind + Int64(j) * 4, word, Int32(1))
+        for j in cutlass.range(last + step, words, step, unroll=1):
+            at = _word_of(extra, local, j, extra_width)
+            rest = [
+                steps.canonical_fp32(ins.load_activation_word(at + Int64(peer) * extra.stride[1] * 4))
+                for peer in range(meant_for)
+            ]
+            _post_words(mail, turn.sent_to + behind + Int64(j) * 4, rest)
     steps.advance(state, turn.tid, turn.blocks)
     steps.delay(state, mail, delay_ns, 1)
 
     for i in cutlass.range(first, vectors, step, unroll=1):
         at = turn.parts_at + Int64(i) * VECTOR_BYTES
         parts, missing = steps.collect(at, ranks, room, state.limit)
-        to = _place(out, local, i // width) + Int64(i % width) * VECTOR_BYTES
+        to = _vector_of(out, local, i, width)
         for source in cutlass.range_constexpr(ranks):
             vector = steps.poisoned_if(parts[source], missing)
             ins.store_words(to + Int64(source) * out.stride[1] * 4, vector)
@@ -109,7 +130,7 @@ def _exchange_parts(
         for j in cutlass.range(last, words, step, unroll=1):
             at = turn.parts_at + behind + Int64(j) * 4
             values, missing = steps.collect_word(at, ranks, room, state.limit)
-            to = _place(extra_out, local, j // extra_width) + Int64(j % extra_width) * 4
+            to = _word_of(extra_out, local, j, extra_width)
             for source in cutlass.range_constexpr(ranks):
                 word = frag.choose_word(missing, Int32(steps.NAN_WORD), values[source])
                 ins.store_word(to + Int64(source) * extra_out.stride[1] * 4, word)
@@ -117,6 +138,28 @@ def _exchange_parts(
             steps.report(state, [(value,) for value in values], missing, Int32(0), vectors + j // 4, name)
     if turn.tid + turn.bid + local == 0:
         steps.count_launch(launches)
+
+
+def _vector_of(tensor: cute.Tensor, local: Int32, i: Int32, width: int) -> Int64:
+    """Device address of a local rank's 16-byte vector `i`."""
+    return _place(tensor, local, i // width) + Int64(i % width) * VECTOR_BYTES
+
+
+def _word_of(tensor: cute.Tensor, local: Int32, i: Int32, width: int) -> Int64:
+    """Device address of a local rank's word `i`."""
+    return _place(tensor, local, i // width) + Int64(i % width) * 4
+
+
+def _post_vectors(mail: Any, place: Int64, vectors: list[ins.Words]) -> None:
+    """The same vector to every rank, or to each its own."""
+    for peer, base in enumerate(mail.peers):
+        steps.post(base + place, vectors[peer % len(vectors)])
+
+
+def _post_words(mail: Any, place: Int64, words: list[Int32]) -> None:
+    """The same fp32 value to every rank, or to each its own."""
+    for peer, base in enumerate(mail.peers):
+        steps.post_word(base + place, words[peer % len(words)], Int32(1))
 
 
 def _place(tensor: cute.Tensor, local: Int32, row: Int32) -> Int64:

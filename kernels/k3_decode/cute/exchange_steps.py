@@ -73,6 +73,10 @@ class Turn(NamedTuple):
     """Where this rank's part of the epoch begins in every mailbox."""
     parts_at: Int64
     """Address of the parts of this epoch in the own mailbox, rank 0's first."""
+    words: list[ins.Words]
+    """What was asked for before the control was looked at."""
+    single: list[Int32]
+    """The same of 4 bytes each."""
 
 
 def fake_control() -> Any:
@@ -115,20 +119,35 @@ def enter(control: cute.Tensor, local: Int32, limit: Int32) -> State:
 
 
 def begin(
-    mail: Mail, control: cute.Tensor, local: Int32, limit: Int32, room: int, threads: int, delay_ns: int
+    mail: Mail,
+    control: cute.Tensor,
+    local: Int32,
+    limit: Int32,
+    room: int,
+    threads: int,
+    delay_ns: int,
+    asked: tuple[Int64, ...] = (),
+    asked_word: tuple[Int64, ...] = (),
 ) -> Turn:
-    """Let the next kernel start, wait for the previous one, and find this thread's share of the epoch."""
+    """Let the next kernel start, wait for the previous one, and find this thread's share of the epoch.
+
+    `asked`, `asked_word`: addresses of 16 bytes and of 4 whose loads are to be on their way together with the
+    control's; the compiler would begin them once the epoch is known.
+    """
     tid, _, _ = cute.arch.thread_idx()
     bid, _, _ = cute.arch.block_idx()
     blocks, _, _ = cute.arch.grid_dim()
     cute.arch.griddepcontrol_launch_dependents()
     cute.arch.griddepcontrol_wait()
+    words = [ins.load_activation(address) for address in asked]
+    single = [ins.load_activation_word(address) for address in asked_word]
     state = enter(control, local, limit)
     delay(state, mail, delay_ns, 0)
     sent_to = state.slot * (mail.ranks * room) + Int64(mail.rank) * room
     return Turn(
-        state, tid, bid, blocks, bid * threads + tid, blocks * threads, sent_to, arrived(mail, state, room)
-    )
+        state, tid, bid, blocks, bid * threads + tid, blocks * threads, sent_to, arrived(mail, state, room),
+        words, single,
+    )  # fmt: skip
 
 
 @cute.jit

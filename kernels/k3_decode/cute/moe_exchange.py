@@ -60,31 +60,46 @@ def _exchange_tail(
 ):
     _, _, local = cute.arch.block_idx()
     mail = steps.open_mail(mailbox, reach, first_rank + local, ranks)
-    turn = steps.begin(mail, control, local, limit, room, THREADS, delay_ns)
-    state, first, step = turn.state, turn.first, turn.step
+    tid, _, _ = cute.arch.thread_idx()
+    bid, _, _ = cute.arch.block_idx()
+    blocks, _, _ = cute.arch.grid_dim()
 
-    # Threads take latents from the front and shared rows from the back, in loops of their own.
+    # Threads take latents from the front and shared rows from the back, in loops of their own. The first of
+    # each is asked for together with the control; threads that have none ask for the last one.
     own = width // ranks
     rows = latent.shape[1]
     latents = rows * latent_width
+    first, step = bid * THREADS + tid, blocks * THREADS
     last = step - 1 - first
-    for i in cutlass.range(first, latents, step, unroll=1):
-        at = _row_of(latent, local, i // latent_width) + Int64(i % latent_width) * VECTOR_BYTES
-        words = steps.canonical_words(ins.load_activation(at))
-        steps.post_to_all(mail, turn.sent_to + Int64(i) * VECTOR_BYTES, words)
-    for j in cutlass.range(last, rows * width, step, unroll=1):
-        at = _row_of(shared, local, j // width) + Int64(j % width) * VECTOR_BYTES
-        words = steps.canonical_words(ins.load_activation(at))
-        place = turn.sent_to + Int64(latents + j) * VECTOR_BYTES
-        steps.post(steps.peer_address(mail, j % width // own) + place, words)
+    asked = (
+        _vector_of(latent, local, cutlass.min(first, latents - 1), latent_width),
+        _vector_of(shared, local, cutlass.min(last, rows * width - 1), width),
+    )
+    turn = steps.begin(mail, control, local, limit, room, THREADS, delay_ns, asked)
+    state = turn.state
+    behind = turn.sent_to + Int64(latents) * VECTOR_BYTES
+    # Made fit outside the branches, or the loads sink into them.
+    of_latent, of_shared = (steps.canonical_words(words) for words in turn.words)
+    if first < latents:
+        steps.post_to_all(mail, turn.sent_to + Int64(first) * VECTOR_BYTES, of_latent)
+    if last < rows * width:
+        place = behind + Int64(last) * VECTOR_BYTES
+        owner = steps.peer_address(mail, last % width // own)
+        steps.post(owner + place, of_shared)
+    for i in cutlass.range(first + step, latents, step, unroll=1):
+        more = steps.canonical_words(ins.load_activation(_vector_of(latent, local, i, latent_width)))
+        steps.post_to_all(mail, turn.sent_to + Int64(i) * VECTOR_BYTES, more)
+    for j in cutlass.range(last + step, rows * width, step, unroll=1):
+        rest = steps.canonical_words(ins.load_activation(_vector_of(shared, local, j, width)))
+        steps.post(steps.peer_address(mail, j % width // own) + behind + Int64(j) * VECTOR_BYTES, rest)
     steps.advance(state, turn.tid, turn.blocks)
     steps.delay(state, mail, delay_ns, 1)
 
     for i in cutlass.range(first, latents, step, unroll=1):
-        to = _row_of(latent_out, local, i // latent_width) + Int64(i % latent_width) * VECTOR_BYTES
+        to = _vector_of(latent_out, local, i, latent_width)
         _receive(mail, state, turn.parts_at, i, to, room)
     for j in cutlass.range(last, rows * own, step, unroll=1):
-        to = _row_of(shared_out, local, j // own) + Int64(j % own) * VECTOR_BYTES
+        to = _vector_of(shared_out, local, j, own)
         v = latents + j // own * width + mail.rank * own + j % own
         _receive(mail, state, turn.parts_at, v, to, room)
     if turn.tid + turn.bid + local == 0:
@@ -100,10 +115,14 @@ def _receive(mail: Any, state: Any, parts_at: Int64, vector: Int32, to: Int64, r
     steps.report(state, parts, missing, Int32(0), vector, NAME)
 
 
-def _row_of(tensor: cute.Tensor, local: Int32, row: Int32) -> Int64:
-    """Device address of a local rank's row."""
-    base = ins.byte_address(tensor)
-    return base + Int64(local) * tensor.stride[0] * 2 + Int64(row) * tensor.stride[1] * 2
+def _vector_of(tensor: cute.Tensor, local: Int32, i: Int32, width: int) -> Int64:
+    """Device address of a local rank's 16-byte vector `i`, of `width` a row."""
+    row = (
+        ins.byte_address(tensor)
+        + Int64(local) * tensor.stride[0] * 2
+        + Int64(i // width) * tensor.stride[1] * 2
+    )
+    return row + Int64(i % width) * VECTOR_BYTES
 
 
 @cute.jit

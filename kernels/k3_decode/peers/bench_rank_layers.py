@@ -85,6 +85,10 @@ class Arm:
             self.chain.forward(use, use["prefix_a"], use["prefix_b"], self._memory.delta, self._memory.step)
         )
 
+    def experts(self) -> int:
+        """Distinct experts that the last layer's tokens chose, which decides how many bytes it reads."""
+        return int(self._use["ids"].unique().numel())
+
 
 def _by_nccl(forward: Exchange) -> torch.Tensor:
     """Reductions in place by NCCL; the layout `whole` has no other meetings."""
@@ -121,6 +125,26 @@ class Bench:
         memory = make_memory(case, len(self.layers), self.pool, generator)
         return Arm(self.layers, case, memory, self.table, self.rank, layout, drive, fused)
 
+    def _repeats(self, case: Case) -> dict[str, int]:
+        """Values that differ between two equal runs, by the way ranks meet: the kernels' own doing."""
+        found = {}
+        drivers: dict[str, Driver] = {
+            "exchanged": Exchanged(self.group, self.launches).run, "distributed": run_distributed,
+            "alone": run_alone,
+        }  # fmt: skip
+        for name, drive in drivers.items():
+            first, second = (self.arm(case, "sharded", drive).step().clone() for _ in range(2))
+            found[f"differing_{name}_twice"] = int((first != second).sum())
+        return found
+
+    def _fill_peers(self, alone: Arm, exchanged: Arm) -> None:
+        """A rank by itself finds in its buffers what peers sent in a step like its own, so that its tokens
+        choose as many experts.
+        """
+        exchanged.step()
+        for name in ("logits", "latent", "ffn"):
+            alone.chain.buffers[name].copy_(exchanged.chain.buffers[name])
+
     def cell(self, case: Case) -> dict[str, Any]:
         """Agreement, then times of every arm."""
         exchanged = Exchanged(self.group, self.launches)
@@ -137,6 +161,7 @@ class Bench:
             "context": case.context, "layers": len(self.layers),
             "is_finite": bool(out.isfinite().all()),
             "differing": int((out != wanted).sum()), "relative_difference": float(difference),
+            "differing_rows": int((out != wanted).any(1).sum()), **self._repeats(case),
             "differing_fused": int((fused != out).sum()),
             "ranks_agree": all(torch.equal(every[0], other) for other in every),
         }  # fmt: skip
@@ -148,12 +173,14 @@ class Bench:
             "nccl": self.arm(case, "whole", _by_nccl),
         }
         calls = {name: _call_of(arm) for name, arm in arms.items()}
+        self._fill_peers(arms["alone"], arms["exchanged"])
         samples = time_arms(calls, self.group, 1)
         self.group.require_sound()
         per_layer = {name: [us / len(self.layers) for us in found] for name, found in samples.items()}
         record["us"] = {name: round(statistics.median(found), 2) for name, found in per_layer.items()}
         record["samples"] = per_layer
         record["exchanges"] = int(self.launches[14])
+        record["experts"] = {name: arm.experts() for name, arm in arms.items()}
         return record
 
 

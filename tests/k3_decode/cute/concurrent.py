@@ -221,7 +221,7 @@ def _runnable(
         "cute": SimpleNamespace(arch=arch, Tensor=object),
         "cutlass": SimpleNamespace(
             range=lambda first, end, step, unroll: range(first, end, step), range_constexpr=range,
-            const_expr=bool, Constexpr=object,
+            const_expr=bool, Constexpr=object, min=min,
         ),
         "Int32": int, "Int64": int,
     }  # fmt: skip

@@ -33,14 +33,16 @@ def _parts(ranks: int, rows: int, columns: int, seed: int) -> torch.Tensor:
 
 
 def _launch(device: Device, parts: torch.Tensor, form: str, blocks: int, **how: Any) -> torch.Tensor:
+    """One exchange; threads have one vector each where the form allows it and there are enough of them."""
     ranks, rows, columns = parts.shape
     width = columns // 8
+    is_single = form == "one_shot" and blocks * THREADS >= rows * width
     out = torch.full((ranks, rows, columns // ranks if form == "scatter" else columns), -3.0).to(
         torch.bfloat16
     )
     part, result = device.memory.place(parts), device.memory.place(out)
     tensors = (part, device.mailboxes[0], device.reach, device.control, result, device.launches)
-    constants = (ranks, width, device.layout.part_bytes, form, 0)
+    constants = (ranks, width, device.layout.part_bytes, form, 0, is_single)
     device.run(op, "_exchange_rows", tensors, constants, blocks, **how)
     return device.memory.read(result)
 
