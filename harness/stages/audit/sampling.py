@@ -14,6 +14,7 @@ from harness.stages.audit.artifacts import Compiled, compile_missing, find_compi
 from harness.stages.audit.launches import planted_launches
 from harness.stages.audit.planning import chosen_variants
 from harness.stages.audit.planted import planted_facts, verdict
+from harness.stages.audit.planted_costs import planted_costs
 from harness.stages.audit.reading import Place, is_kept, kept_tables, read_all
 
 __all__ = ["sample"]
@@ -61,4 +62,5 @@ def _control_table(architecture: str) -> SampleTable:
     for planted in planted_facts(architecture):
         is_right, said = verdict(planted)
         rows.append((planted.name, planted.program.level, planted.expect, said, is_right))
-    return SampleTable(name="control", columns=CONTROL_COLUMNS, rows=(*rows, *planted_launches()))
+    rows += [*planted_launches(), *planted_costs(architecture)]
+    return SampleTable(name="control", columns=CONTROL_COLUMNS, rows=tuple(rows))

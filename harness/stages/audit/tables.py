@@ -35,7 +35,7 @@ _LAUNCH: Mapping[str, Column] = {
 }  # fmt: skip
 """Grids as formulas over the sizes of the kernel's arguments, postfix."""
 _CONTROL: Mapping[str, Column] = {
-    "name": TEXT, "level": choice("ptx", "sass", "launch"), "expected": TEXT, "observed": TEXT,
+    "name": TEXT, "level": choice("ptx", "sass", "launch", "cost"), "expected": TEXT, "observed": TEXT,
     "is_right": FLAG,
 }  # fmt: skip
 _COMPILE: Mapping[str, Column] = {

@@ -12,6 +12,7 @@ from harness.stages.audit.cubin import parse_cubin
 from harness.stages.audit.facts import Launch, Parameter, read_facts
 from harness.stages.audit.foreign import disassembled
 from harness.stages.audit.planted import FOLDER, planted_facts, verdict
+from harness.stages.audit.planted_costs import planted_costs
 from harness.stages.audit.ptx import parse_ptx
 from harness.stages.audit.rules import access_findings
 from harness.stages.audit.sass import parse_sass
@@ -63,6 +64,15 @@ def test_the_cases_cover_what_the_compiler_and_people_get_wrong() -> None:
         "store_before_wait",
         "store_to_read_only",
         "unclassed",
+    }
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_each_cost_over_its_limit_is_caught_alone_and_each_at_its_limit_is_clean(architecture: str) -> None:
+    rows = {name: said for name, _, _, said, _ in planted_costs(architecture)}
+    faults = ("registers", "shared_memory", "spill", "cluster", "block_size", "multicast", "wide_loads")
+    assert rows == {f"costly_{rule}.fault": rule for rule in faults} | {
+        f"costly_{rule}.fixed": "clean" for rule in faults
     }
 
 
