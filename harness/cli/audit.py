@@ -77,7 +77,7 @@ def expect(
 ) -> None:
     """Write what the audited kernels cost as the limits of later audits; read the diff before you commit.
 
-    Of an audit without `--full` the limits of other kernels in the file stay.
+    Of an audit without `--full`, or with `--only`, the limits of other kernels in the file stay.
     """
     import json
 
@@ -91,7 +91,7 @@ def expect(
         checks = opened.plan.checks
         found = expectations(checks, opened.outcomes, accepts_spills=accept_spills)
     old = json.loads(output.read_text()) if output.is_file() else {}
-    written = merged(old, found, checks)
+    written = merged(old, found, checks, opened.plan.only)
     output.write_text(render_expectations(written))
     out.print(
         f"{output}: {len(found)} kernel variants audited, {len(written)} written",

@@ -6,7 +6,7 @@ A limit that is the same on all architectures is written once (`max_registers`),
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from harness.domain.check import Check, Outcome, StageName, Status
 from harness.domain.errors import InputError
@@ -47,11 +47,11 @@ def expectations(
 
 
 def merged(
-    old: Mapping[str, Limits], found: Mapping[str, Limits], checks: Iterable[Check]
+    old: Mapping[str, Limits], found: Mapping[str, Limits], checks: Iterable[Check], only: Sequence[str] = ()
 ) -> Mapping[str, Limits]:
-    """What was found; of an audit of some variants also the limits of the others."""
+    """What was found; of an audit of some variants (`only`, or no full set) also the limits of the others."""
     is_full = all(c.parameter("set") == "full" for c in checks if c.stage is StageName.AUDIT)
-    return found if is_full else {**old, **found}
+    return found if is_full and not only else {**old, **found}
 
 
 def _limits(outcome: Outcome) -> Limits:

@@ -90,6 +90,7 @@ def test_an_audit_of_some_kernels_leaves_the_limits_of_the_others() -> None:
         for name in ("smoke", "full")
     )
     assert merged(old, found, [smoke]) == {"gate_c2": {"x": 3}, "gate_c7": {"x": 2}}
+    assert merged(old, found, [full], only=("gate",)) == {"gate_c2": {"x": 3}, "gate_c7": {"x": 2}}
     assert merged(old, found, [full]) == found
 
 
