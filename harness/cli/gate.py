@@ -1,6 +1,7 @@
 """`fasttrack gate`: decide on bundles. Exit code 0 admitted, 1 rejected, 2 could not judge."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -141,22 +142,41 @@ def memory_of(folder: Path | None, trusted_root: Path | None = None) -> "Memory 
 def submission_of(
     path: Path, name: str, memory: "Memory | None" = None, trusted_root: Path | None = None
 ) -> "Submission":
-    """One bundle, verified: as it was found before where the memory has it, else now."""
+    """One bundle, verified: as it was found before where the memory has it, else now.
+
+    What is verified, and remembered, is a copy of what was read once: whoever can write to the bundle cannot
+    put another one in its place between two steps.
+    """
     from harness.gate.memory import recall, remember
 
-    key = memory.key(path) if memory is not None and path.exists() else None
-    found = recall(memory, key, name) if memory is not None and key is not None else None
+    def known(place: Path) -> "tuple[str | None, Submission | None]":
+        try:
+            key = memory.key(place) if memory is not None and place.exists() else None
+        except OSError:  # it changed while it was read
+            key = None
+        return key, recall(memory, key, name) if memory is not None and key is not None else None
+
+    found = known(path)[1]
     if found is not None:
         return found
     # What unpacks, plans and judges loads only now: with a memory there is often nothing to do.
-    from harness.evidence.pack import bundle_folder
+    from harness.evidence.pack import bundle_folder, own_copy
     from harness.gate.submission import load_submission
 
-    with bundle_folder(path) as folder:
-        submission = load_submission(folder, judge_of(folder), replan_of(), name, trusted_root)
-        if memory is not None and key is not None and key == memory.key(path):  # nobody wrote meanwhile
+    with own_copy(path) if _is_copied(path) else nullcontext() as own:
+        key, found = (None, None) if own is None else known(own)
+        if found is not None:
+            return found
+        with bundle_folder(own or path) as folder:
+            submission = load_submission(folder, judge_of(folder), replan_of(), name, trusted_root)
+        if memory is not None and key is not None:
             remember(memory, key, submission)
     return submission
+
+
+def _is_copied(path: Path) -> bool:
+    """Whether there is a bundle to copy; a link in place of a folder is told by verifying it."""
+    return path.exists() and not path.is_symlink()
 
 
 def verdict_words(verdict: "Verdict") -> str:

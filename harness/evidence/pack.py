@@ -23,7 +23,7 @@ from harness.evidence.names import ATTESTATION, MANIFEST, check_path, colliding_
 from harness.evidence.reader import open_bundle
 from harness.evidence.strict_json import open_regular
 
-__all__ = ["bundle_folder", "pack_bundle", "read_packed", "unpack_bundle"]
+__all__ = ["bundle_folder", "own_copy", "pack_bundle", "read_packed", "unpack_bundle"]
 
 LEVEL = 10
 BLOCK = 512
@@ -117,6 +117,48 @@ def bundle_folder(path: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="fasttrack-") as scratch:
         name = path.name.removesuffix(".zst").removesuffix(".tar") or "bundle"
         yield unpack_bundle(path, Path(scratch) / name)
+
+
+@contextmanager
+def own_copy(path: Path) -> Iterator[Path | None]:
+    """A folder's or an archive's files as they are read now, where nobody else can change them; None where
+    they are more than any bundle may hold.
+
+    What is no plain file with one name stays none, so that verifying finds it: it becomes a link to nowhere.
+    """
+    with tempfile.TemporaryDirectory(prefix="fasttrack-") as scratch:
+        own = Path(scratch) / path.name
+        below = ((Path(at) / name) for at, folders, files in os.walk(path) for name in (*folders, *files))
+        left = MAX_UNPACKED_BYTES
+        is_whole = True
+        try:
+            for number, place in enumerate((path, *below)):
+                left -= _copied(place, own / place.relative_to(path), left)
+                is_whole = left >= 0 and number <= 2 * MAX_FILES
+                if not is_whole:
+                    break
+        except OSError as error:
+            raise InputError(
+                f"{path} cannot be copied to verify it ({error}): it changed while it was read, or there is "
+                "no room; hand in what nobody writes to, and name a larger TMPDIR"
+            ) from error
+        yield own if is_whole else None
+
+
+def _copied(place: Path, target: Path, most: int) -> int:
+    """Bytes that were copied: more than `most` where a file goes on."""
+    if place.is_dir() and not place.is_symlink():
+        target.mkdir()
+        return 0
+    copied = 0
+    try:
+        with os.fdopen(open_regular(place), "rb") as source, target.open("xb") as out:
+            while copied <= most and (chunk := source.read(CHUNK)):
+                copied += out.write(chunk)
+    except (EvidenceError, OSError):
+        target.unlink(missing_ok=True)
+        target.symlink_to("nowhere")
+    return copied
 
 
 def _write_entry(out: BinaryIO, folder: Path, name: str) -> None:

@@ -1,18 +1,23 @@
 """Verifications that are remembered: when one is taken, and when never."""
 
+import ctypes
 import os
 import shutil
+import threading
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.cli import gate as gate_command
 from harness.cli.gate import submission_of
+from harness.domain.bundle import BundleState
 from harness.domain.check import Check, Outcome, Samples
 from harness.domain.errors import InputError
 from harness.evidence.pack import pack_bundle
 from harness.gate import memory as memory_module
+from harness.gate import submission as gate_submission
 from harness.gate.memory import Memory, open_memory, recall, remember
 from tests.evidence.example_judge import judge
 from tests.evidence.example_run import as_planned, example_plan, only, write_example
@@ -94,6 +99,72 @@ def test_an_edit_with_a_fitting_manifest_is_judged_anew(
     rehash(bundle)
     submission_of(bundle, "mine", memory)
     assert len(judged) == 2 * count
+
+
+def test_bundles_that_are_swapped_all_the_time_are_remembered_as_what_was_read(
+    pristine: Path, tmp_path: Path, memory: Memory, judged: list[str]
+) -> None:
+    one, two = (Path(shutil.copytree(pristine, tmp_path / name)) for name in ("one", "two"))
+    (two / "logs" / "more.log").write_text("another bundle")
+    rehash(two)
+    wanted = {memory.key(place): submission_of(place, "x").verification.bundle_digest for place in (one, two)}
+    stop, exchange = threading.Event(), 2
+    rename = ctypes.CDLL(None).renameat2
+
+    def swap() -> None:
+        while not stop.wait(0.001):
+            assert rename(-100, os.fsencode(one), -100, os.fsencode(two), exchange) == 0
+
+    swapper = threading.Thread(target=swap)
+    swapper.start()
+    answers: set[str] = set()
+    try:
+        for _ in range(30):
+            try:
+                answers.add(submission_of(one, "mine", memory).verification.state.value)
+            except InputError:
+                answers.add("changed")
+    finally:
+        stop.set()
+        swapper.join()
+    assert answers
+    for key, digest in wanted.items():
+        found = recall(memory, key or "", "mine")
+        assert found is None or found.verification.bundle_digest == digest
+        assert found is None or found.verification.state is BundleState.VERIFIED
+    assert {path.stem for path in memory.folder.iterdir()} <= wanted.keys()
+
+
+def test_what_takes_the_place_of_a_bundle_during_its_verification_is_not_what_is_judged(
+    pristine: Path, bundle: Path, memory: Memory, judged: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Path(shutil.copytree(pristine, bundle.with_name("other")))
+    (other / "logs" / "more.log").write_text("another bundle")
+    rehash(other)
+    key, load = memory.key(bundle), gate_submission.load_submission
+
+    def swapped(folder: Path, *given: Any) -> Any:
+        bundle.rename(bundle.with_name("aside"))
+        other.rename(bundle)
+        found = load(folder, *given)
+        bundle.rename(other)
+        bundle.with_name("aside").rename(bundle)
+        return found
+
+    monkeypatch.setattr(gate_submission, "load_submission", swapped)
+    found = submission_of(bundle, "mine", memory)
+    monkeypatch.setattr(gate_submission, "load_submission", load)
+    assert key is not None
+    assert found == recall(memory, key, "mine") == submission_of(bundle, "mine")
+
+
+def test_a_link_or_a_pipe_in_a_bundle_is_found_in_its_copy_too(bundle: Path, memory: Memory) -> None:
+    (bundle / "logs" / "linked.log").symlink_to("/etc/hostname")
+    os.mkfifo(bundle / "logs" / "pipe.log")
+    found = submission_of(bundle, "mine", memory).verification
+    assert found.state is BundleState.BROKEN
+    assert sorted(p.path for p in found.problems) == ["logs/linked.log", "logs/pipe.log"]
+    assert list(memory.folder.iterdir()) == []
 
 
 def test_another_harness_library_or_day_knows_nothing(bundle: Path, memory: Memory) -> None:
