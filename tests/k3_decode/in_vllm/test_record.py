@@ -1,0 +1,34 @@
+"""The committed record of a run inside vLLM: its tables are what its measurements amount to."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from k3_decode.in_vllm.compare import ARMS, render_table, summarise
+
+RECORD = Path(__file__).parents[3] / "bundles" / "h200-vllm"
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    files = {name: RECORD / "engines" / f"{name}.json" for name in ARMS}
+    return summarise({name: json.loads(path.read_text()) for name, path in files.items() if path.is_file()})
+
+
+def test_the_readme_shows_the_tables_that_the_measurements_give(found: dict[str, Any]) -> None:
+    rows = set((RECORD / "README.md").read_text(encoding="utf-8").splitlines())
+    missing = [row for row in render_table(found).splitlines() if row and row not in rows]
+    assert missing == []
+
+
+def test_every_batch_took_the_path_and_no_other_arm_launched_its_kernels(found: dict[str, Any]) -> None:
+    assert set(found["launches"]["ours"]) == {"1", "8"}
+    assert all(count > 0 for count in found["launches"]["ours"].values())
+    assert found["launches"]["stock"] == found["launches"]["off"] == {}
+
+
+def test_with_the_switch_off_log_probabilities_are_stocks_to_the_bit(found: dict[str, Any]) -> None:
+    assert {told["largest"] for told in found["agreement"]["off"].values()} == {0.0}
+    assert all(told["mean"] > 0.5 for told in found["agreement"]["poison"].values())
