@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from k3_decode.in_vllm.compare import ARMS, render_table, summarise
 
 RECORD = Path(__file__).parents[3] / "bundles" / "h200-vllm"
