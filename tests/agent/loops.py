@@ -9,21 +9,25 @@ ROOT = Path(__file__).resolve().parents[2]
 OP = "projection"
 FILE = f"kernels/k3_decode/cpu/{OP}.py"
 SOUND = (ROOT / FILE).read_text(encoding="utf-8")
+CHEATS = ROOT / "tests/faults/cheats"
 QUICK = "        out.copy_(torch.mm(x.float(), weight.float().T))\n"
 SLOW = """        for row in range(x.shape[0]):
             out[row] = (weight.double() @ x[row].double()).to(out.dtype)
 """
-POLICY = """name: loop
-summary: Isolation, and the tests of one op.
+POLICY = """name: {op}
+summary: Isolation, and the audit and the tests of one op.
 zone_map: fasttrack
 outside_pack_families: [reach, hygiene]
 allowed_zones: [model_code]
 proofs:
   - stage: isolation
     tier: smoke
+  - stage: audit
+    tier: smoke
+    subjects: [{op}]
   - stage: kernels
     tier: smoke
-    subjects: [projection]
+    subjects: [{op}]
 """
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "peers", "in_vllm", "*.safetensors", "*.jsonl", "*.svg")
 
@@ -41,20 +45,29 @@ def slow_repository(folder: Path) -> Path:
     return folder
 
 
-def policy_file(folder: Path) -> Path:
-    """The loop's policy beside the zones and rules of this repository."""
-    shutil.copytree(ROOT / "policies", folder)
-    (folder / "loop.yaml").write_text(POLICY, encoding="utf-8")
-    return folder / "loop.yaml"
+def policy_file(folder: Path, op: str = OP) -> Path:
+    """The loop's policy for one op, beside the zones and rules of this repository."""
+    if not folder.exists():
+        shutil.copytree(ROOT / "policies", folder)
+    (folder / f"{op}.yaml").write_text(POLICY.format(op=op), encoding="utf-8")
+    return folder / f"{op}.yaml"
+
+
+def op_of(cheat: str) -> str:
+    """The op that one of `tests/faults/cheats` is made for."""
+    found = re.search(r'op="(\w+)"', (CHEATS / f"{cheat}.py").read_text(encoding="utf-8"))
+    return OP if found is None else found[1]
 
 
 def cheating(name: str) -> str:
     """The op's file with one of `tests/faults/cheats` around it, as an agent would hand it in."""
-    source = (ROOT / "tests/faults/cheats" / f"{name}.py").read_text(encoding="utf-8")
+    op = op_of(name)
+    source = (CHEATS / f"{name}.py").read_text(encoding="utf-8")
     body = source[: source.index("\nFAULT = ")]
     body = re.sub(r"^from tests\..*\n", "", body, flags=re.MULTILINE)
-    sound = SOUND.replace(f"def {OP}(", "def _sound(")
-    return f"{sound}\n\n{body}\n\ndef {OP}(**args):\n    fault(_sound, **args)\n"
+    given = (ROOT / f"kernels/k3_decode/cpu/{op}.py").read_text(encoding="utf-8")
+    sound = given.replace(f"def {op}(", "def _sound(")
+    return f"{sound}\n\n{body}\n\ndef {op}(**args):\n    fault(_sound, **args)\n"
 
 
 def fitted_to_public_cells() -> str:

@@ -2,6 +2,7 @@
 with a record, and nothing is harmed.
 """
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -21,19 +22,12 @@ from tests.agent.loops import (
     OP,
     ROOT,
     SOUND,
-    cheating,
     fitted_to_public_cells,
     policy_file,
     slow_repository,
 )
 
 AGENTS = ROOT / "tests/agent/agents"
-CHEATS = {
-    "answer_for_a_recorded_seed": "error",
-    "stock_called_instead": "stock by another name",
-    "work_skipped_for_large_batches": "error",
-}
-"""Of `tests/faults/cheats`, which holds every kind to the same stage; here they come as attempts."""
 Run = Callable[..., LoopResult]
 
 
@@ -81,7 +75,7 @@ def test_a_scripted_agent_makes_a_slow_op_half_again_as_fast_with_a_passing_verd
     assert attempt.held_out is not None
     assert attempt.speed.low > 1.5
     assert (attempt.held_out.is_passed, attempt.held_out.kind) == (True, "")
-    assert attempt.verdict.startswith("admitted: all 2 proofs")
+    assert attempt.verdict.startswith("admitted: all 5 proofs")
     assert (tmp_path / "out/best" / FILE).read_text() == SOUND
     assert judge.verdict is not None
     assert judge.verdict.bundle is not None
@@ -93,23 +87,18 @@ def test_a_scripted_agent_makes_a_slow_op_half_again_as_fast_with_a_passing_verd
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_cheats_are_rejected_each_for_its_reason_and_nothing_is_proved(
+def test_what_is_right_in_public_cells_alone_falls_in_those_that_nobody_sees(
     run: Run, judge: Judge, tmp_path: Path
 ) -> None:
-    handed_in = tmp_path / "candidates"
-    handed_in.mkdir()
-    for name in CHEATS:
-        (handed_in / f"{name}.py").write_text(cheating(name))
-    (handed_in / "z_fitted.py").write_text(fitted_to_public_cells())
-    result = run(sys.executable, str(AGENTS / "cheat.py"), str(handed_in))
-    assert (result.ended, result.attempts, result.accepted, result.best) == ("attempts", 4, 0, None)
-    found = {e.question: e.result for e in judge.entries() if e.result is not None}
-    for name, reason in CHEATS.items():
-        assert (found[name].stage, reason in found[name].words) == ("tests", True), found[name].words
-    held_out = found["z_fitted"].held_out
-    assert found["z_fitted"].stage == "held_out"
-    assert held_out is not None
-    assert (held_out.kind, found["z_fitted"].words) == (
+    (tmp_path / "candidates").mkdir()
+    (tmp_path / "candidates/fitted.py").write_text(fitted_to_public_cells())
+    judge.settings = dataclasses.replace(judge.settings, attempts=1)
+    result = run(sys.executable, str(AGENTS / "cheat.py"), str(tmp_path / "candidates"))
+    assert (result.ended, result.attempts, result.accepted, result.best) == ("attempts", 1, 0, None)
+    (found,) = [e.result for e in judge.entries() if e.result is not None]
+    assert found.stage == "held_out"
+    assert found.held_out is not None
+    assert (found.held_out.kind, found.words) == (
         "error_above_bound", "a held-out test does not pass: error_above_bound",
     )  # fmt: skip
     assert "for row in range" in (tmp_path / "out/best" / FILE).read_text()
