@@ -7,17 +7,16 @@ convolution taps and of the norm that vLLM's fused KDA decode reads as they were
 here from the parameters, as loading a checkpoint does.
 
 Near ties of a random router flip with any rounding, and every flip moves all later log-probabilities: two
-correct arms then differ by tenths. `K3_DECODE_ROUTER_SPREAD=100` draws the selection's bias from so wide a
-range that ties are rare, which leaves the arithmetic to be compared.
+correct arms then differ by tenths. `k3_decode_router_spread: 100` in `--additional-config` draws the
+selection's bias from so wide a range that ties are rare, which leaves the arithmetic to be compared.
 """
 
 import math
-import os
 from typing import Any
 
-__all__ = ["SPREAD_VARIABLE", "register"]
+__all__ = ["SPREAD_SETTING", "register"]
 
-SPREAD_VARIABLE = "K3_DECODE_ROUTER_SPREAD"
+SPREAD_SETTING, SPREAD = "k3_decode_router_spread", 0.1
 SELECTION_BIAS = "e_score_correction_bias"
 
 FIRST_SEED = 1234
@@ -33,7 +32,7 @@ def register() -> None:
         return
     setattr(loader, _MARK, True)
     stock_fill, stock_load = loader.initialize_single_dummy_weight, loader.DummyModelLoader.load_weights
-    seen, spread = [0], float(os.environ.get(SPREAD_VARIABLE, "0.1"))
+    seen, spread = [0], [SPREAD]
 
     @torch.no_grad()  # type: ignore[untyped-decorator,unused-ignore]  # by torch version
     def fill(tensor: Any, low: float = 0, high: float = 0, seed: int = 0, name: str = "") -> None:
@@ -46,7 +45,7 @@ def register() -> None:
         if name == "A_log":
             tensor.uniform_(0.0, 1.0, generator=generator)
         elif name.endswith(SELECTION_BIAS):
-            tensor.uniform_(-spread, spread, generator=generator)
+            tensor.uniform_(-spread[0], spread[0], generator=generator)
         elif "bias" in name:
             tensor.uniform_(-0.1, 0.1, generator=generator)
         elif tensor.dim() <= 1:
@@ -57,12 +56,20 @@ def register() -> None:
             tensor.normal_(0.0, 1.0 / math.sqrt(tensor.shape[-1]), generator=generator)
 
     def load_weights(self: Any, model: Any, model_config: Any) -> None:
+        spread[0] = _asked_spread(model)
         stock_load(self, model, model_config)
         for module in model.modules():
             _fill_decode_copies(module)
 
     loader.initialize_single_dummy_weight = fill
     loader.DummyModelLoader.load_weights = load_weights
+
+
+def _asked_spread(model: Any) -> float:
+    """What the served configuration says, where it says something."""
+    config = getattr(model, "vllm_config", None)
+    extra = getattr(config, "additional_config", None)
+    return float(extra.get(SPREAD_SETTING, SPREAD)) if isinstance(extra, dict) else SPREAD
 
 
 def _is_wide_float(tensor: Any) -> bool:
