@@ -125,8 +125,13 @@ def _causal_panel(pairs: list[tuple[Check, Outcome]], evals: list[tuple[Check, O
         "Causal matrix: op by eval",
         "Each op is made wrong by a visible amount; an eval that does not move is no evidence about that op. "
         f"Drift: by what factor its KL grows; other evals: answers that change.{told}",
-        table("op | #drift" + "".join(f" | #{plain(check.subject or '', 40)}" for check, _ in evals), rows),
+        table("op | #drift" + "".join(f" | #{_words(check)}" for check, _ in evals), rows),
     )
+
+
+def _words(check: Check) -> str:
+    """An eval's name in words, which wrap."""
+    return plain((check.subject or "").replace("_", " "), 40)
 
 
 def _moved_cell(check: Check, outcome: Outcome) -> CellView:

@@ -62,7 +62,10 @@ def envelope_panel(material: Material) -> Panel:
         if check.id.split("/")[1] in KINDS and check.cell is not None:
             _add_check(spots, material, check, outcome, edges)
     columns = [*edges, *([0] if any(bucket == 0 for _, bucket in spots) else [])]
-    places = list(dict.fromkeys(place for place, _ in spots))
+    sources = list(dict.fromkeys(place.partition(":")[0] for place, _ in spots))
+    places = sorted(
+        dict.fromkeys(place for place, _ in spots), key=lambda p: sources.index(p.partition(":")[0])
+    )
     rows = [
         (
             CellView(place),
