@@ -164,6 +164,10 @@ class Proof(Record):
                 "an eval's ranks, cache dtype and features are its own; a demand of evals lists batch, "
                 "context and drafts"
             )
+        named = {name for cell in self.cells for name in cell.evals}
+        unasked = sorted(named - set(self.subjects)) if self.subjects else []
+        if unasked and not any(subject.startswith("features") for subject in self.subjects):
+            raise ValueError(f"cells are demanded of {', '.join(unasked)}, which `subjects` does not ask")
         return self
 
 

@@ -109,6 +109,13 @@ def test_cells_in_another_batch_than_the_loads_say_are_named() -> None:
     )
 
 
+def test_a_demand_of_an_eval_that_nobody_asks_cannot_be_written() -> None:
+    demand = CellDemand(evals=("mrcr", "drift"))
+    with pytest.raises(ValidationError, match="cells are demanded of mrcr, which `subjects` does not ask"):
+        Proof(stage=EVALS, subjects=("drift",), cells=(demand,))
+    assert Proof(stage=EVALS, subjects=("drift", "features"), cells=(demand,)).cells == (demand,)
+
+
 @pytest.mark.parametrize(
     ("stage", "demand"),
     [
