@@ -84,8 +84,7 @@ def judge(check: Check, samples: Samples) -> Outcome:
         check,
         (
             *access_findings(programs, accesses),
-            *wrong,
-            *_cost_findings(check, samples, programs, accesses),
+            *_placed(check, accesses, (*wrong, *_cost_findings(check, samples, programs, accesses))),
         ),
     )
     figures = (*figures, Figure(name="unbounded_launch_sizes", value=unknown))
@@ -220,6 +219,18 @@ def _cost_findings(
         name: int(check.number(name)) for name in COSTS if any(t.name == name for t in check.thresholds)
     }
     return program_findings(cost.costs(samples, programs, accesses), limits)
+
+
+def _placed(
+    check: Check, accesses: tuple[AccessFact, ...], findings: tuple[Finding, ...]
+) -> tuple[Finding, ...]:
+    """Findings over a whole kernel, at the first line of its module that reads or writes memory."""
+    source = check.parameter("source")
+    if not isinstance(source, str):
+        return findings
+    lines = [a.line for a in accesses if a.path == source and a.line]
+    place = {"path": source, "line": min(lines, default=None)}
+    return tuple(f.model_copy(update=place) for f in findings)
 
 
 def _records(samples: Samples, name: str) -> tuple[dict[str, Any], ...]:

@@ -93,6 +93,7 @@ def _variant_check(
         parameters=(
             ("variant", variant.name),
             ("set", "full" if request.is_full else "smoke"),
+            ("source", variant.source),
             ("sizes", sizes_text(variant, request.claim.envelope)),
         ),
         cost_s=READ_COST_S,

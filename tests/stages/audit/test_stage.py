@@ -139,7 +139,7 @@ def test_parameters_that_do_not_match_the_kernels_are_inconclusive_and_never_a_p
 def test_more_registers_than_the_committed_expectation_fails(root: Path, tmp_path: Path) -> None:
     outcome = outcome_of(CopyPack(root, expected=(("max_registers", 2),)), tmp_path)
     assert outcome.status is Status.FAIL
-    assert [f.rule for f in outcome.findings] == ["registers"]
+    assert [(f.rule, f.path) for f in outcome.findings] == [("registers", "kernels/copies/cute/copy.py")]
 
 
 def test_a_variant_that_does_not_compile_fails_with_the_compilers_words(root: Path, tmp_path: Path) -> None:
