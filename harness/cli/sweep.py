@@ -160,8 +160,8 @@ def replay_trace(
     for run in () if json else report.runs:
         got = run.got
         told = "no interactivity" if got is None else (
-            f"P50 {got.p50:.1f}, P90 {got.p90:.1f} tokens/s a user; first token P50 {got.ttft_p50_ms:.0f}, "
-            f"P90 {got.ttft_p90_ms:.0f} ms"
+            f"P50 {got.p50:.1f}, P90 {got.p90:.1f} tokens/s a user; answers P50 "
+            f"{got.latency_p50_ms:.0f}, P90 {got.latency_p90_ms:.0f} ms"
         )  # fmt: skip
         console.print(f"{run.arm}, run {run.turn + 1}: {told}", markup=False, soft_wrap=True)
     if not json:

@@ -1,8 +1,8 @@
 """One trace against both arms of a server comparison, in turn: stock, optimised, stock again.
 
-What is compared is each request's time a token after the first, pair by pair, as prompts are the same; what
-users got (P50 and P90) stands beside it. The prefix cache is part of such traffic: arms that found unlike
-shares of their prompts in it did unlike work.
+What is compared is each request's whole time, pair by pair, as prompts and lengths are the same: how a server
+streams cannot move it. What users got (P50 and P90 of tokens a second) stands beside it. The prefix cache is
+part of such traffic: arms that found unlike shares of their prompts in it did unlike work.
 """
 
 import json
@@ -121,10 +121,10 @@ def judged_replay(
     }  # fmt: skip
     if objections := tuple(_objections(runs)):
         return ReplayReport.model_validate({**told, "status": "INVALID", "words": "; ".join(objections)})
-    times = [[float(one.tpot_us or 0.0) for one in run.requests] for run in runs]
+    times = [[float(one.latency_ms or 0.0) * 1e3 for one in run.requests] for run in runs]
     gain, null = compare(times[0], times[1], ALPHA, 0), compare(times[0], times[2], ALPHA, 0)
     noise = max(abs(null.low - 1), abs(null.high - 1))
-    words = f"{gain.ratio:.2f}x [{gain.low:.2f}, {gain.high:.2f}] a token, noise {noise:.1%}"
+    words = f"{gain.ratio:.2f}x [{gain.low:.2f}, {gain.high:.2f}] an answer, noise {noise:.1%}"
     return ReplayReport.model_validate(
         {**told, "status": "measured", "words": words, "ratio": gain.ratio, "low": gain.low,
          "high": gain.high, "noise": noise}

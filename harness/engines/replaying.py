@@ -30,8 +30,10 @@ class Asked(NamedTuple):
 
     ttft_s: float
     decode_s: float
-    """From the first token to the last."""
+    """From the first tokens to the last."""
     output_tokens: int
+    first_tokens: int = 1
+    """That came at once at first: a server that is ahead of its client sends them in lumps."""
 
 
 class ReplayedRequest(Record):
@@ -43,7 +45,9 @@ class ReplayedRequest(Record):
     output_tokens: Whole = 0
     ttft_ms: Number | None = None
     tpot_us: Number | None = None
-    """Mean time a token after the first."""
+    """Mean time a token after the first ones."""
+    latency_ms: Number | None = None
+    """From asking to the last token."""
     failure: str = ""
 
 
@@ -54,7 +58,10 @@ class Interactivity(Record):
     p90: Number
     """What nine in ten users get at least."""
     ttft_p50_ms: Number
+    """To the first tokens: a server may hold them back, so the whole answer's time stands beside it."""
     ttft_p90_ms: Number
+    latency_p50_ms: Number
+    latency_p90_ms: Number
     users: Whole
 
 
@@ -92,9 +99,11 @@ def interactivity(found: Sequence[ReplayedRequest]) -> Interactivity | None:
         by_user.setdefault(one.user, []).append((after_first, float(one.tpot_us or 0.0) * after_first))
     rates = [1e6 * sum(n for n, _ in rows) / sum(us for _, us in rows) for rows in by_user.values()]
     waits = [float(one.ttft_ms or 0.0) for one in found]
+    whole = [float(one.latency_ms or 0.0) for one in found]
     return Interactivity(
         p50=_rank(rates, 0.5), p90=_rank(rates, 0.1), ttft_p50_ms=_rank(waits, 0.5),
-        ttft_p90_ms=_rank(waits, 0.9), users=len(by_user),
+        ttft_p90_ms=_rank(waits, 0.9), latency_p50_ms=_rank(whole, 0.5), latency_p90_ms=_rank(whole, 0.9),
+        users=len(by_user),
     )  # fmt: skip
 
 
@@ -105,17 +114,24 @@ def asker_of(url: str, model: str, key: str, limit_s: float) -> Asker:
         body = {
             "model": model, "prompt": list(prompt), "max_tokens": count, "min_tokens": count,
             "ignore_eos": True, "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
+            "return_token_ids": True,
         }  # fmt: skip
         begun = time.perf_counter()
-        arrivals, told = [], 0
+        arrivals, told = list[tuple[float, int]](), 0
         for event in _events(url, body, key, limit_s):
-            if event.get("choices"):
-                arrivals.append(time.perf_counter())
+            if choices := event.get("choices"):
+                tokens = choices[0].get("token_ids")
+                arrivals.append((time.perf_counter(), 1 if tokens is None else len(tokens)))
             usage = event.get("usage")
             told = int(usage["completion_tokens"]) if usage else told
         if told != count or not arrivals:
             raise ValueError(f"{told} tokens came back, and {count} were asked")
-        return Asked(arrivals[0] - begun, arrivals[-1] - arrivals[0], told)
+        if sum(tokens for _, tokens in arrivals) != told:
+            raise ValueError(
+                f"{told} tokens came in {len(arrivals)} lumps that do not say how many they hold"
+            )
+        (first, first_tokens), (last, _) = arrivals[0], [a for a in arrivals if a[1]][-1]
+        return Asked(first - begun, last - first, told, first_tokens)
 
     return ask
 
@@ -129,12 +145,13 @@ def _one(request: TraceRequest, prompt: Sequence[int], ask: Asker, failed: set[s
         went = ask(prompt, request.output_tokens)
     except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
         return ReplayedRequest(**known, failure=str(error)[:SAID] or type(error).__name__)
-    tpot_us = went.decode_s * 1e6 / (went.output_tokens - 1)
-    if tpot_us <= 0:
+    later = went.output_tokens - went.first_tokens
+    if later <= 0 or went.decode_s <= 0:
         return ReplayedRequest(**known, failure="all tokens came at once, so they were not streamed")
     return ReplayedRequest(
-        **known, output_tokens=went.output_tokens, ttft_ms=went.ttft_s * 1e3, tpot_us=tpot_us
-    )
+        **known, output_tokens=went.output_tokens, ttft_ms=went.ttft_s * 1e3,
+        tpot_us=went.decode_s * 1e6 / later, latency_ms=(went.ttft_s + went.decode_s) * 1e3,
+    )  # fmt: skip
 
 
 def _events(url: str, body: Mapping[str, Any], key: str, limit_s: float) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,15 @@ from harness.engines.replaying import ReplayedRequest, interactivity
 def _requests(tpot_us: float, **changed: object) -> tuple[ReplayedRequest, ...]:
     known = {"prompt_tokens": 100, "output_tokens": 11, "ttft_ms": 5}
     rows = [
-        ReplayedRequest.model_validate({**known, "id": f"r{n}", "user": f"u{n % 4}", "tpot_us": tpot_us + n})
+        ReplayedRequest.model_validate(
+            {
+                **known,
+                "id": f"r{n}",
+                "user": f"u{n % 4}",
+                "tpot_us": tpot_us + n,
+                "latency_ms": (tpot_us + n) / 100,
+            }
+        )
         for n in range(8)
     ]
     return (rows[0].model_copy(update=changed), *rows[1:])
@@ -29,7 +37,7 @@ def _runs(hits: int = 400, **changed: object) -> list[ReplayRun]:
     return found
 
 
-def test_like_replays_give_a_ratio_a_token_with_its_noise_and_what_users_got() -> None:
+def test_like_replays_give_a_ratio_of_whole_answers_with_its_noise_and_what_users_got() -> None:
     report = judged_replay("--fast", (), _runs())
     assert (report.status, report.noise) == ("measured", 0.0)
     assert report.ratio == pytest.approx(2003.5 / 1003.5)

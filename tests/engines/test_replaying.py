@@ -30,9 +30,16 @@ class Streaming(BaseHTTPRequestHandler):
             return
         self.send_response(200)
         self.end_headers()
+        if body["prompt"][0] == 15:  # four at once, without and with saying so
+            self.event({"choices": [{"text": "x" * 4}]})
+            count -= 4
+        if body["prompt"][0] == 16:
+            self.event({"choices": [{"text": "x" * 4, "token_ids": [7] * 4}]})
+            count -= 4
         for _ in range(count):
             time.sleep(STEP_S)
             self.event({"choices": [{"text": "x"}]})
+        count += 4 * (body["prompt"][0] in (15, 16))
         self.event({"choices": [], "usage": {"completion_tokens": count}})
         self.wfile.write(b"data: [DONE]\n\n")
 
@@ -97,6 +104,17 @@ def test_a_streaming_server_is_timed_token_by_token(url: str) -> None:
     assert went.decode_s >= 5 * STEP_S
 
 
+def test_tokens_that_come_in_lumps_are_counted_as_the_server_says(url: str) -> None:
+    went = asker_of(url, "m", "", 10.0)([16, 2, 3], 10)
+    assert (went.output_tokens, went.first_tokens) == (10, 4)
+    assert went.decode_s >= 6 * STEP_S
+
+
+def test_lumps_that_do_not_say_how_many_tokens_they_hold_time_nothing(url: str) -> None:
+    with pytest.raises(ValueError, match="10 tokens came in 7 lumps"):
+        asker_of(url, "m", "", 10.0)([15, 2, 3], 10)
+
+
 @pytest.mark.parametrize(
     ("first", "words"), [(13, "4 tokens came back, and 5 were asked"), (14, "answered 503")]
 )
@@ -114,7 +132,13 @@ def test_a_request_that_fails_stays_with_its_reason_and_ends_the_users_chain(
 
 def _went(user: str, tpot_us: float, tokens: int = 11) -> ReplayedRequest:
     return ReplayedRequest(
-        id=f"{user}.{tpot_us}", user=user, prompt_tokens=1, output_tokens=tokens, ttft_ms=5, tpot_us=tpot_us
+        id=f"{user}.{tpot_us}",
+        user=user,
+        prompt_tokens=1,
+        output_tokens=tokens,
+        ttft_ms=5,
+        tpot_us=tpot_us,
+        latency_ms=9,
     )
 
 
