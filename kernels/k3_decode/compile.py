@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 from k3_decode.cute.variant import Variant
@@ -144,23 +144,30 @@ def _hurry() -> None:
     """
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # the documented way to bar an import
     operations: Any = importlib.import_module("cutlass._mlir_helpers.op")
-    _remember(operations, "_fast_frameinfo", lambda frame: (id(frame.f_code), frame.f_lasti))
-    _remember(operations, "_is_framework_stack_frame", lambda frame: id(frame.f_code))
+    _remember(operations, "_fast_frameinfo", lambda frame: (frame.f_code, frame.f_lasti))
+    _remember(operations, "_is_framework_stack_frame", lambda frame: (frame.f_code, 0))
+    _remember(operations, "_CO_POSITIONS", lambda code: (code, 0), lambda positions: tuple(positions))
 
 
-def _remember(module: Any, name: str, key_of: Callable[[FrameType], object]) -> None:
-    """Have the DSL look up once what it asks of a stack frame for each operation that it builds: the source
-    line, for which it walks a function's position table from its start, and whether the code is its own.
+def _remember(
+    module: Any,
+    name: str,
+    key_of: Callable[[Any], tuple[CodeType, int]],
+    kept: Callable[[Any], Any] = lambda found: found,
+) -> None:
+    """Have the DSL look up once what it asks of the stack for each operation that it builds: a place's source
+    line, whether code is its own, and the places of a code object, which it walks through from the start.
     """
     look_up = getattr(module, name, None)
     if look_up is None:
         return  # another version of the DSL: slower, not different
-    known: dict[object, tuple[object, CodeType]] = {}
+    known: dict[tuple[int, int], tuple[Any, CodeType]] = {}
 
-    def remembered(frame: FrameType) -> object:
-        key = key_of(frame)
+    def remembered(asked: Any) -> Any:
+        code, place = key_of(asked)
+        key = (id(code), place)
         if key not in known:
-            known[key] = look_up(frame), frame.f_code  # holding the code keeps its id from being used again
+            known[key] = kept(look_up(asked)), code  # holding the code keeps its id from being used again
         return known[key][0]
 
     setattr(module, name, remembered)
