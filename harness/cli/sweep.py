@@ -186,12 +186,14 @@ def reconcile(
     from harness.evidence.pack import bundle_folder
     from harness.evidence.reader import open_bundle
     from harness.measure.levels import reconciled
+    from harness.stages.sweep.planning import all_sweeps, with_parts
 
     with ExitStack() as stack:
         read = [open_bundle(stack.enter_context(bundle_folder(path))) for path in bundles]
         if len({(b.plan.machine.gpus, b.plan.machine.driver, b.plan.machine.cpu_model) for b in read}) > 1:
             raise InputError("the bundles are of unlike machines, so their times do not add up")
-        asked = {c.id: c for b in read for c in b.plan.checks}
+        sweeps = all_sweeps()
+        asked = {c.id: with_parts(c, sweeps) for b in read for c in b.plan.checks}
         levels = reconciled([(asked[o.check], o) for b in read for o in b.outcomes if o.check in asked])
     rows = [(f"{one.saved.us:.1f} us", one.check.id, f"{_by(one)}: {one.words()}") for one in levels]
     if json:

@@ -28,6 +28,15 @@ def test_bundles_whose_cells_name_no_parts_have_nothing_to_reconcile() -> None:
     assert (code, json.loads(said)) == (2, {"levels": []})
 
 
+def test_whole_layers_of_a_committed_bundle_are_held_against_their_ops_as_sweeps_name_them_today() -> None:
+    """The bundle is older than the names of parts, and times no ops beside its layers."""
+    code, said = _called("reconcile", str(BUNDLES / "k3_decode" / "h200-layers.tar.zst"), "--json")
+    levels = [one for one in json.loads(said)["levels"] if "/kda_moe.whole/" in one["check"]]
+    assert code == 1
+    assert levels
+    assert all(one["saved"][0] > 0 and not one["is_explained"] for one in levels)
+
+
 @pytest.mark.parametrize("words", [("replay",), ("reconcile",)])
 def test_a_command_without_what_it_needs_is_a_wrong_call(words: tuple[str, ...]) -> None:
     assert _called(*words)[0] == 2

@@ -1,6 +1,6 @@
 """Which cells are timed: edges of the claim's envelope, as `sweeps/*.yaml` choose among them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Literal, Self
@@ -17,7 +17,7 @@ from harness.domain.record import Name, Record, Scalar
 from harness.domain.resources import data_folder
 from harness.domain.stage import PlanRequest
 
-__all__ = ["DEFAULTS", "Grid", "Sweep", "load_sweep", "plan", "sweep_cells"]
+__all__ = ["DEFAULTS", "Grid", "Sweep", "all_sweeps", "load_sweep", "plan", "sweep_cells", "with_parts"]
 
 DEFAULTS: dict[str, float] = {
     "min_ratio": 1.0,
@@ -103,6 +103,12 @@ def load_sweep(path: Path) -> Sweep:
         ) from error
 
 
+def all_sweeps() -> dict[str, Sweep]:
+    """Every sweep of this repository by name, in the order of its files."""
+    found = map(load_sweep, sorted(data_folder("sweeps").glob("*.yaml")))
+    return {sweep.name: sweep for sweep in found}
+
+
 def sweep_cells(sweep: Sweep, envelope: Envelope, arch: str, is_full: bool) -> tuple[Cell, ...]:
     """Cells of the sweep that the envelope admits, by rising context and batch."""
     grid = sweep.full if is_full else sweep.smoke
@@ -127,8 +133,7 @@ def plan(request: PlanRequest) -> tuple[Check, ...]:
     """One check a cell and sweep."""
     proof = request.policy.proof(StageName.SWEEP)
     wanted = proof.subjects if proof is not None else ()
-    files = sorted(data_folder("sweeps").glob("*.yaml"))
-    sweeps = [sweep for sweep in map(load_sweep, files) if not wanted or sweep.name in wanted]
+    sweeps = [sweep for sweep in all_sweeps().values() if not wanted or sweep.name in wanted]
     return tuple(
         check
         for sweep in sweeps
@@ -216,6 +221,17 @@ def _layer_checks(request: PlanRequest, sweep: Sweep) -> Iterator[Check]:
                 tier=Tier.RANK,
                 cost_s=COST_PER_LAYER_CELL_S,
             )
+
+
+def with_parts(check: Check, sweeps: Mapping[str, Sweep]) -> Check:
+    """A whole layer's check with its parts as today's sweeps name them, where its plan is older than that."""
+    told = dict(check.parameters)
+    sweep = sweeps.get(check.subject or "")
+    if sweep is None or told.get("layout") != WHOLE or told.get("parts"):
+        return check
+    kept = tuple(pair for pair in check.parameters if pair[0] != "parts")
+    parts = _parts(sweep, str(told.get("kind")))
+    return check.model_copy(update={"parameters": (*kept, ("parts", parts))})
 
 
 def _parts(sweep: Sweep, kind: str) -> str | None:
