@@ -109,6 +109,15 @@ def test_an_agent_that_never_ends_is_ended_by_its_time(run: Run) -> None:
     assert (result.ended, result.words, result.attempts) == ("time", "1 s are spent", 0)
 
 
+def test_an_agent_that_submits_the_same_for_ever_ends_with_its_attempts(run: Run, judge: Judge) -> None:
+    result = run(sys.executable, str(AGENTS / "looper.py"), time_s=200.0)
+    assert (result.ended, result.attempts, result.accepted, result.best) == ("attempts", 4, 0, None)
+    entries = judge.entries()
+    assert [e.kind for e in entries] == ["begun", *["attempt"] * 4, "ended"]
+    words = {e.result.words for e in entries if e.result is not None}
+    assert words == {"nothing differs from the best version so far"}
+
+
 def test_an_agent_that_crashes_is_recorded_with_its_last_words(run: Run) -> None:
     result = run(sys.executable, "-c", "'raise RuntimeError(\"no_model\")'")
     assert result.ended == "agent_failed"
