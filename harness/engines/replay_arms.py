@@ -7,6 +7,7 @@ part of such traffic: arms that found unlike shares of their prompts in it did u
 
 import json
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -78,7 +79,9 @@ def replay_arms(
             with engine.open(arm) as server:
                 if server.failure:
                     raise ServiceError(f"the {arm} server does not come up: {server.failure}")
-                ask = asker_of(server.url, settings.served_name, key, float(settings.answer_limit_s))
+                # A server that was there before us may hold these very prefixes: each run has its own salt.
+                limit_s, salt = float(settings.answer_limit_s), f"{uuid.uuid4().hex}.{turn}"
+                ask = asker_of(server.url, settings.served_name, key, limit_s, salt)
                 first = trace.requests[0]
                 ask([1] * 8, first.output_tokens)  # the first request of a server is slow
                 before, done, most = server.counters(), threading.Event(), [0]

@@ -107,14 +107,14 @@ def interactivity(found: Sequence[ReplayedRequest]) -> Interactivity | None:
     )  # fmt: skip
 
 
-def asker_of(url: str, model: str, key: str, limit_s: float) -> Asker:
-    """An asker of an OpenAI-compatible server, which streams."""
+def asker_of(url: str, model: str, key: str, limit_s: float, salt: str = "") -> Asker:
+    """An asker of an OpenAI-compatible server, which streams; prefixes are found again within one salt."""
 
     def ask(prompt: Sequence[int], count: int) -> Asked:
         body = {
             "model": model, "prompt": list(prompt), "max_tokens": count, "min_tokens": count,
             "ignore_eos": True, "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
-            "return_token_ids": True,
+            "return_token_ids": True, **({"cache_salt": salt} if salt else {}),
         }  # fmt: skip
         begun = time.perf_counter()
         arrivals, told = list[tuple[float, int]](), 0
