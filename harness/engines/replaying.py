@@ -45,7 +45,7 @@ class ReplayedRequest(Record):
     output_tokens: Whole = 0
     ttft_ms: Number | None = None
     tpot_us: Number | None = None
-    """Mean time a token after the first ones."""
+    """Mean time a token after the first ones; None where all came at once."""
     latency_ms: Number | None = None
     """From asking to the last token."""
     failure: str = ""
@@ -90,7 +90,9 @@ def replay(trace: Trace, prompts: Mapping[str, Sequence[int]], ask: Asker) -> tu
 
 
 def interactivity(found: Sequence[ReplayedRequest]) -> Interactivity | None:
-    """P50 and P90 over users; None where any request failed, as those left would be the lucky ones."""
+    """P50 and P90 over users; None where any request failed or was not streamed, as those left would be the
+    lucky ones.
+    """
     if any(one.failure or one.tpot_us is None for one in found):
         return None
     by_user: dict[str, list[tuple[int, float]]] = {}
@@ -146,11 +148,10 @@ def _one(request: TraceRequest, prompt: Sequence[int], ask: Asker, failed: set[s
     except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
         return ReplayedRequest(**known, failure=str(error)[:SAID] or type(error).__name__)
     later = went.output_tokens - went.first_tokens
-    if later <= 0 or went.decode_s <= 0:
-        return ReplayedRequest(**known, failure="all tokens came at once, so they were not streamed")
+    is_streamed = later > 0 and went.decode_s > 0
     return ReplayedRequest(
         **known, output_tokens=went.output_tokens, ttft_ms=went.ttft_s * 1e3,
-        tpot_us=went.decode_s * 1e6 / later, latency_ms=(went.ttft_s + went.decode_s) * 1e3,
+        tpot_us=went.decode_s * 1e6 / later if is_streamed else None, latency_ms=(went.ttft_s + went.decode_s) * 1e3,
     )  # fmt: skip
 
 

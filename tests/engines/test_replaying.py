@@ -110,6 +110,15 @@ def test_tokens_that_come_in_lumps_are_counted_as_the_server_says(url: str) -> N
     assert went.decode_s >= 6 * STEP_S
 
 
+def test_an_answer_that_came_at_once_counts_and_tells_no_interactivity(url: str) -> None:
+    trace = Trace(requests=(_request("a", output_tokens=4), _request("b")))
+    found = replay(trace, {"a": (16,), "b": (1,)}, asker_of(url, "m", "", 10.0))
+    assert (found[0].failure, found[0].tpot_us, found[0].output_tokens) == ("", None, 4)
+    assert found[0].latency_ms is not None
+    assert interactivity(found) is None
+    assert interactivity(found[1:]) is not None
+
+
 def test_lumps_that_do_not_say_how_many_tokens_they_hold_time_nothing(url: str) -> None:
     with pytest.raises(ValueError, match="10 tokens came in 7 lumps"):
         asker_of(url, "m", "", 10.0)([15, 2, 3], 10)
