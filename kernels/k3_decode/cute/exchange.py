@@ -18,10 +18,10 @@ Validation: `tests/k3_decode/collectives/test_models.py` (the protocol), `tests/
 test_exchange.py` (the source on overlapping threads of the CPU; words; compilation). On an H200 local slots
 played 2, 4, 8 and 16 ranks (`collectives/trial.py`): 10,000 epochs of alternating shapes (1 to 64 rows) and
 forms, sleeps in every block and each rank in turn, a launch a rank on streams of their own, early starts,
-graph replays and two groups gave every word of the rank-ordered sum, and a wrong epoch was noticed; memcheck
-found nothing (2 and 4 ranks), racecheck did not end in its time. Several epochs in a row behind a late rank
-have not passed there: both runs timed out, as the trial loaded a kernel while others waited, which it no
-longer does. Between two GPUs it was never run.
+graph replays and two groups, several epochs behind each late rank, abort, reset and a group made anew gave
+every word of the rank-ordered sum, and a wrong epoch was noticed; memcheck and racecheck found nothing (2 and
+4 ranks). Between two H200s all of that too, and beside a GPU busy with products (`bundles/h200-ranks`). Never
+run between more GPUs than two.
 """
 
 from collections.abc import Callable

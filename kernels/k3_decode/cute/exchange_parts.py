@@ -17,7 +17,8 @@ Numerics: copies; bf16 -0.0 becomes 0.0 and of fp32 values -4.6e-41 becomes -0.0
 in time, NaN (as bf16 and as fp32).
 
 Validation: `tests/k3_decode/cute/test_exchange_parts.py` (source on threads); on an H200 with 2 to 16 played
-ranks at 1 to 64 rows every word was right (`collectives/trial_fused.py`). Between two GPUs it was never run.
+ranks, and between two H200s, every word was right at 1 to 64 rows (`collectives/trial_fused.py`); memcheck
+and racecheck found nothing.
 """
 
 from collections.abc import Callable
