@@ -148,10 +148,10 @@ def _one(request: TraceRequest, prompt: Sequence[int], ask: Asker, failed: set[s
     except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
         return ReplayedRequest(**known, failure=str(error)[:SAID] or type(error).__name__)
     later = went.output_tokens - went.first_tokens
-    is_streamed = later > 0 and went.decode_s > 0
+    tpot_us = went.decode_s * 1e6 / later if later > 0 and went.decode_s > 0 else None
     return ReplayedRequest(
-        **known, output_tokens=went.output_tokens, ttft_ms=went.ttft_s * 1e3,
-        tpot_us=went.decode_s * 1e6 / later if is_streamed else None, latency_ms=(went.ttft_s + went.decode_s) * 1e3,
+        **known, output_tokens=went.output_tokens, ttft_ms=went.ttft_s * 1e3, tpot_us=tpot_us,
+        latency_ms=(went.ttft_s + went.decode_s) * 1e3,
     )  # fmt: skip
 
 

@@ -1,9 +1,12 @@
 """A trace against both arms: what makes two replays unlike, and what is said of like ones."""
 
+from pathlib import Path
+
 import pytest
 
+from harness.domain.resources import data_folder
 from harness.engines.bench_serve import ORDER
-from harness.engines.replay_arms import ReplayRun, judged_replay, vocabulary_of
+from harness.engines.replay_arms import ReplayReport, ReplayRun, judged_replay, vocabulary_of
 from harness.engines.replaying import ReplayedRequest, interactivity
 
 
@@ -59,3 +62,12 @@ def test_unlike_replays_are_invalid(hits: int, changed: dict[str, object], words
 
 def test_a_model_that_cannot_be_read_is_asked_tokens_that_every_model_has() -> None:
     assert vocabulary_of("/no/such/model") == 32000
+
+
+@pytest.mark.parametrize(
+    "path", sorted(data_folder("bundles").glob("served/*replay.json")), ids=lambda p: p.stem
+)
+def test_a_committed_replay_is_judged_alike_today(path: Path) -> None:
+    kept = ReplayReport.model_validate_json(path.read_text())
+    again = judged_replay(kept.switch, kept.settings, kept.runs)
+    assert (again.status, again.words) == (kept.status, kept.words)
