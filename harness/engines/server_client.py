@@ -97,7 +97,8 @@ class Client:
 
     def stated(self, prompt: Sequence[int], answer: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:
         """For each token of an answer that some server gave: the likeliest tokens there by this one, and
-        their log-probabilities, the given one among them. Raises `ServiceError`.
+        their log-probabilities. vLLM tells the given one too, wherever it stands; it is left out where it is
+        not among them, as what lies between is not told. Raises `ServiceError`.
         """
         body = {
             "model": self.model, "prompt": [*prompt, *answer], "max_tokens": 1, "temperature": 0,
@@ -116,7 +117,8 @@ class Client:
                 f"{self.url} states log-probabilities of {len(told)} of {len(answer)} tokens, or some that "
                 "are not finite"
             )
-        return [tuple(sorted(row.items(), key=lambda pair: (-pair[1], pair[0]))) for row in told]
+        ranked = (sorted(row.items(), key=lambda pair: (-pair[1], pair[0])) for row in told)
+        return [tuple(row[: self.top_logprobs]) for row in ranked]
 
     def _body(self, ask: Ask, is_chat: bool) -> dict[str, Any]:
         body: dict[str, Any] = {

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from harness.engines.served import ServedArm, ServerSettings, load_settings
 from harness.engines.server_process import ServerProcess, free_port
 from harness.engines.serving import Ask, Message, Reply, StepTotal
 from harness.engines.vllm_server import ServerArm, VllmServer
+from harness.measure.goodness import Draw
 
 FAKE = Path(__file__).parents[1] / "fakes" / "model_server.py"
 PROGRAM = (sys.executable, str(FAKE))
@@ -214,11 +216,25 @@ def test_a_server_that_lists_no_models_does_not_come_up(tmp_path: Path) -> None:
 
 
 def test_a_server_that_gives_no_tokens_is_told_in_words(tmp_path: Path) -> None:
-    with opened(tmp_path, "no_tokens") as server:
-        with pytest.raises(ServiceError, match="/tokenize answers without tokens"):
-            server.tokens_of("a b")
-        with pytest.raises(ServiceError, match="states no log-probabilities of a prompt"):
-            server.stated([Ask(item="a", tokens=(1, 2), max_tokens=2)], server.answer(questions(1)))
+    with opened(tmp_path, "no_tokens") as server, pytest.raises(ServiceError, match="answers without tokens"):
+        server.tokens_of("a b")
+
+
+def test_a_drawn_token_that_is_not_among_the_likeliest_is_one_of_all_others(tmp_path: Path) -> None:
+    ask = Ask(item="a", tokens=(1, 2), max_tokens=2)
+    reply = Reply(item="a", text="", tokens=(7, 5), finish="length", prompt_tokens=2)
+    with opened(tmp_path, top_logprobs=2) as server:
+        ((likely, other),) = server.stated([ask], [reply])
+    assert likely == Draw(0.0, pytest.approx(exp(-1)))
+    assert other == Draw(pytest.approx(exp(-1) + exp(-2)), pytest.approx(1 - exp(-1) - exp(-2)))
+
+
+def test_a_server_that_states_nothing_of_a_prompt_is_told_in_words(tmp_path: Path) -> None:
+    ask = Ask(item="a", tokens=(1, 2), max_tokens=2)
+    with opened(tmp_path, "garbage") as server, pytest.raises(ServiceError, match="answered with no JSON"):
+        server.stated([ask], [Reply(item="a", text="", tokens=(7,), finish="length", prompt_tokens=2)])
+    with opened(tmp_path, top_logprobs=0) as server, pytest.raises(ServiceError, match="states no log-prob"):
+        server.stated([ask], [Reply(item="a", text="", tokens=(7,), finish="length", prompt_tokens=2)])
 
 
 def test_what_a_server_started_in_a_session_of_its_own_is_gone_too(tmp_path: Path) -> None:

@@ -45,6 +45,11 @@ def trace_events() -> list[dict[str, Any]]:
     return events + [{"cat": "kernel", "name": name, "dur": 2.5} for name in launched]
 
 
+def prompt_row(token: int) -> dict[str, dict[str, float]]:
+    """As vLLM tells a place of a prompt: the two likeliest tokens, and the one that stands there."""
+    return {str(token): {"logprob": -9.0}, "7": {"logprob": -1.0}, "8": {"logprob": -2.0}}
+
+
 def ways_asked() -> tuple[str, ...]:
     """Ways to misbehave."""
     return tuple(word.partition("=")[2] for word in sys.argv if word.startswith("--behave="))
@@ -167,6 +172,8 @@ class Fake(BaseHTTPRequestHandler):
                 "token_logprobs": [value] * len(ids),
                 "top_logprobs": [{f"token_id:{t}": value, "token_id:0": -3.0} for t in ids],
             }
+        if body.get("prompt_logprobs") and isinstance(text, list):
+            choice["prompt_logprobs"] = [None, *(prompt_row(token) for token in text[1:])]
         name = "someone-else" if "answers_as_other" in self.ways else body["model"]
         usage = {"prompt_tokens": len(words), "completion_tokens": len(ids)}
         self._say(200, json.dumps({"id": "cmpl-1", "model": name, "choices": [choice], "usage": usage}))

@@ -160,6 +160,9 @@ def _judge_spreads(check: Check, samples: Samples) -> _Judged:
     hits = [int(r["value"] or 0) for r in rows_of(samples, "counters") if r["name"] == "prefix_hits"]
     if check.subject == "prefix_caching" and (len(hits) < 2 or not all(hits)):
         return Status.NO_EVIDENCE, "no prompt found its prefix in the cache", seen, failed, figures
+    if stock is None:
+        words = "stock's own answers part at once, so it has no spread to hold the optimised arm to"
+        return Status.NO_EVIDENCE, words, seen, failed, figures
     if own is None or own > allowed:
         moved = "beyond what can be told" if own is None else f"by {own:.3g} nats"
         words = f"log-probabilities move {moved}, over {allowed:.3g} (stock's own {stock})"

@@ -187,6 +187,12 @@ def test_a_request_may_move_among_others_no_more_than_twice_stocks_own_and_a_nea
     assert judge(_check("batch_mates"), _samples("batch_mates", spreads=gaps)).status is status
 
 
+def test_stock_without_a_spread_of_its_own_is_no_evidence_against_anybody() -> None:
+    outcome = judge(_check("batch_mates"), _samples("batch_mates", spreads=_gaps(None, None, None)))
+    assert outcome.status is Status.NO_EVIDENCE
+    assert outcome.summary.startswith("stock's own answers part at once")
+
+
 @pytest.mark.parametrize(("hits", "status"), [(1, Status.PASS), (0, Status.NO_EVIDENCE)])
 def test_a_prefix_that_was_never_hit_proves_nothing(hits: int, status: Status) -> None:
     counters: Rows = [("stock", "prefix_hits", 1), ("optimised", "prefix_hits", hits)]
