@@ -18,9 +18,10 @@ from harness.stages.audit.cost import SHARED_LIMIT_BYTES
 
 __all__ = ["chosen_variants", "plan", "sizes_text"]
 
-COMPILE_COST_S = 2.5
-"""Seconds a variant adds to a cold run: 83 s for 33 variants, two children on 2 cores with other work."""
-READ_COST_S = 0.5
+COMPILE_COST_S = 1.0
+"""Seconds a kernel adds to a cold run: 32 s of processor time to compile 39, 0.2 s to read one; half of that
+on 2 cores where nothing else runs."""
+READ_COST_S = 0.2
 MAX_BLOCK = 1024
 """Most threads of a block on any architecture."""
 

@@ -1,5 +1,6 @@
 """The audit from plan to outcome, on a kernel that was compiled beforehand."""
 
+from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from harness.domain.check import Check, Outcome, Samples, SampleTable, StageName, Status
 from harness.domain.claim import Architecture, Claim, Envelope, Range, Switch
 from harness.domain.machine import Tier
+from harness.domain.pack import KernelVariant
 from harness.domain.policy import Policy, Proof, Waiver
 from harness.domain.stage import PlanRequest, StageContext
 from harness.stages import audit
@@ -175,6 +177,22 @@ def test_an_unchanged_kernel_is_not_compiled_again_and_a_changed_import_compiles
     (root / "shapes.py").write_text("WIDTH = 256\n")
     outcome_of(pack, tmp_path)
     assert len(log.read_text().splitlines()) == 2
+
+
+class TwoOps(CopyPack):
+    """The kernel as a variant of two ops."""
+
+    def variants(self) -> tuple[KernelVariant, ...]:
+        (own,) = super().variants()
+        return own, own.model_copy(update={"op": "store", "name": "hoisted_load_fault"})
+
+
+def test_all_variants_are_compiled_for_the_op_that_is_asked_for_alone(root: Path, tmp_path: Path) -> None:
+    pack = TwoOps(root)
+    first, _ = audit.plan(replace(request(pack), is_full=True))
+    audit.sample(first, context(pack, tmp_path))
+    (log,) = tmp_path.rglob("compiled.txt")
+    assert log.read_text().split() == ["hoisted_load_fixed"]
 
 
 def test_the_outcome_is_the_same_when_judged_again_from_stored_samples(root: Path, tmp_path: Path) -> None:
