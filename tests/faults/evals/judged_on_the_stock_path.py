@@ -9,9 +9,10 @@ from tests.faults.sample_edits import Row, each, edit_rows
 def edit(samples: Samples, is_repaired: bool) -> Samples:
     def stock(row: Row) -> Row:
         is_it = row["arm"] == "optimised" and row["phase"] == "decode" and not is_repaired
-        return row | {"path": "stock", "reason": "phase_not_claimed"} if is_it else row
+        told = {"path": "stock", "reason": "phase_not_claimed"}
+        return row | {name: told[name] for name in told if name in row} if is_it else row
 
-    return edit_rows(samples, "steps", each(stock))
+    return edit_rows(edit_rows(samples, "steps", each(stock)), "cells", each(stock))
 
 
 FAULT = Fault(
