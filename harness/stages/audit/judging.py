@@ -225,7 +225,7 @@ def _placed(
     check: Check, accesses: tuple[AccessFact, ...], findings: tuple[Finding, ...]
 ) -> tuple[Finding, ...]:
     """Findings over a whole kernel, at the first line of its module that reads or writes memory."""
-    source = check.parameter("source")
+    source = dict(check.parameters).get("source")  # plans of earlier versions have none
     if not isinstance(source, str):
         return findings
     lines = [a.line for a in accesses if a.path == source and a.line]
