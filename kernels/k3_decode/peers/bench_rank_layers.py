@@ -4,7 +4,7 @@
 
 Shards of TP N, router and latent projections sharded too. Arms, each a CUDA graph of the same layers:
 `exchanged`, all meetings by exchange kernels (`collectives/exchanged.py`); `fused`, the attention's by the
-fused exchange (`collectives/fused_chain.py`); `alone`, the same launches without them, a rank by itself;
+fused exchange (`fused_chain.py`); `alone`, the same launches without them, a rank by itself;
 `exchanged_whole` and `nccl`, the layout `whole` with exchanges and with NCCL's all-reduces. Ranks start a
 sample together on the device, and of each sample the slowest rank counts. Before that the layers' output of
 `exchanged` is compared with the same forward whose meetings go through torch.distributed in rank order, with
@@ -30,8 +30,8 @@ from torch import distributed
 from k3_decode.bound_layers import ChainOptions, Layout
 from k3_decode.collectives import Exchange, run_alone, run_distributed
 from k3_decode.collectives.exchanged import Exchanged
-from k3_decode.collectives.fused_chain import FusedChain
 from k3_decode.collectives.groups import ExchangeGroup, symmetric
+from k3_decode.fused_chain import FusedChain
 from k3_decode.kernel_objects import use_objects
 from k3_decode.layers import LayerChain
 from k3_decode.op_table import OpTable, load_ops
