@@ -11,6 +11,7 @@ from harness.cli.selectors import JsonOutput, Out, PackName, Resume, Selection, 
 
 if TYPE_CHECKING:  # records load when a command runs
     from harness.domain.plan import Plan
+    from harness.domain.policy import Proof
 
 __all__ = ["app"]
 
@@ -191,10 +192,7 @@ def _asked_plan(selection: Selection, subjects: tuple[str, ...], resumed: Path |
     stored = None if resumed is None else load_plan(resumed)
     chosen = replace(selection, nonce=stored.nonce) if stored is not None else selection
     base = make_selected_plan(replace(chosen, only=()))
-    proofs = tuple(
-        p.model_copy(update={"subjects": subjects}) if p.stage is StageName.EVALS else p
-        for p in base.policy.proofs
-    )
+    proofs = tuple(_asked_proof(p, subjects) if p.stage is StageName.EVALS else p for p in base.policy.proofs)
     policy = base.policy.model_copy(update={"name": f"{base.policy.name}.evals", "proofs": proofs})
     pack = load_pack(base.pack)
     request = replace(request_again(base, pack, base.machine), policy=policy)
@@ -204,6 +202,15 @@ def _asked_plan(selection: Selection, subjects: tuple[str, ...], resumed: Path |
     if stored is not None and plan.digest() != stored.digest():
         raise InputError(f"{resumed} holds a run of another plan; start anew in another folder (--out)")
     return plan
+
+
+def _asked_proof(proof: "Proof", subjects: tuple[str, ...]) -> "Proof":
+    """The policy's proof of evals for these subjects: cells that it demands of others are not asked."""
+    cells = [cell.model_dump() for cell in proof.cells]
+    for cell in cells:
+        cell["evals"] = tuple(name for name in cell["evals"] if name in subjects)
+    kept = [new for new, old in zip(cells, proof.cells, strict=True) if new["evals"] or not old.evals]
+    return type(proof).model_validate(proof.model_dump() | {"subjects": subjects, "cells": kept})
 
 
 def _embedded(pack: str) -> list[dict[str, object]]:

@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness.cli.evals import _subjects
+from harness.cli.evals import _asked_proof, _subjects
 from harness.cli.main import app
+from harness.documents import load_policy_set
+from harness.domain.check import StageName
 from harness.domain.errors import InputError
+from harness.domain.policy import Proof
 from harness.stages.evals.data import FOLDER_VARIABLE
 
 
@@ -57,3 +60,17 @@ def test_data_that_nobody_reads_or_finds_is_an_error(
     monkeypatch.setenv(FOLDER_VARIABLE, "")
     with pytest.raises(InputError, match=words):
         _subjects(tasks, data)
+
+
+@pytest.mark.parametrize(
+    ("subjects", "demanded"), [(("mrcr",), {"mrcr"}), (("structured_output_served",), set())]
+)
+def test_evals_of_ones_own_choice_are_asked_for_no_cell_of_others(
+    subjects: tuple[str, ...], demanded: set[str]
+) -> None:
+    policy, _, _ = load_policy_set("fast_track")
+    (proof,) = (p for p in policy.proofs if p.stage is StageName.EVALS)
+    asked = _asked_proof(proof, subjects)
+    assert asked.subjects == subjects
+    assert {name for cell in asked.cells for name in cell.evals} == demanded
+    assert Proof.from_json(asked.canonical()) == asked
