@@ -6,7 +6,7 @@ groups.
 
 Every result is compared, bit for bit, with the rank-ordered fp32 sum of all ranks' parts, which each process
 makes from seeds; so equal results across ranks need no second exchange. One JSON line a trial; exit code 1
-when one failed.
+when one failed. Long, as every trial is a function over the one rig.
 """
 
 import argparse

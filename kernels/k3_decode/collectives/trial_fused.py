@@ -4,7 +4,8 @@
     torchrun --nproc_per_node=N -m k3_decode.collectives.trial_fused --out FILE  N real GPUs
 
 Every process makes all ranks' inputs from seeds, so that it knows by itself what its ranks must get. The last
-case is the control and must fail. One JSON line a case; exit code 1 when one did not end as it should.
+case is the control and must fail. One JSON line a case; exit code 1 when one did not end as it should. Long,
+as every case is a function over the one bench.
 """
 
 import argparse
