@@ -31,6 +31,11 @@ LARGE_SET_BYTES = 2.5e8
 """Twice the largest L2 of a claimed architecture (sm_103a: 126 MB): a pass over more finds none of it."""
 LEAST_EXCESS_US = 3.0
 """Less than that cannot be told from the scatter of single passes; a set of 20 MB shows by more."""
+CACHE_BYTES = {"sm_90a": 50 * 2**20}
+"""L2 of an architecture; `LARGEST_CACHE_BYTES` for any other."""
+LARGEST_CACHE_BYTES = LARGE_SET_BYTES / 2
+CACHE_MARGIN = 1.25
+"""A longer excess than the whole cache saves, by this much, has another cause: single passes scatter."""
 KNOWN = "known"
 """In `flushed`: the short known duration, beside the arms."""
 
@@ -188,8 +193,9 @@ def _looked(watch: GpuWatch | None, rows: Sequence[tuple[str, int, float]]) -> b
 
 def _too_warm(check: Check, samples: Samples, times: Mapping[str, float]) -> str | None:
     """Where passes in a row are quicker than single ones behind a flush, although by their bytes nothing
-    could stay in the cache from one to the next.
+    could stay in the cache from one to the next, and by no more than a cache can save.
     """
+    cache_bytes = CACHE_BYTES.get(check.cell.arch, LARGEST_CACHE_BYTES) if check.cell else LARGEST_CACHE_BYTES
     table = samples.table("flushed")
     rows = () if table is None else table.rows
     if not rows:
@@ -207,7 +213,8 @@ def _too_warm(check: Check, samples: Samples, times: Mapping[str, float]) -> str
             return f"{arm} was not timed behind a flush of the cache, nor was a known duration"
         # A single pass also waits for its own launch, as the known one does.
         excess_us = (behind[arm] - us - behind[KNOWN] + _told_short(samples)) * layers
-        if excess_us > max(LEAST_EXCESS_US, check.number("cold_tolerance") * moved / read / 1e3):
+        least_us = max(LEAST_EXCESS_US, check.number("cold_tolerance") * moved / read / 1e3)
+        if least_us < excess_us <= CACHE_MARGIN * cache_bytes / read / 1e3:
             return (
                 f"a pass of {arm} takes {excess_us:.1f} us longer behind a flush of the cache than in a row, "
                 f"and by its {moved / 1e6:.0f} MB a layer it should not: its data stayed in the cache"

@@ -190,6 +190,22 @@ def test_layers_whose_weights_stay_in_the_cache_are_invalid(tmp_path: Path) -> N
     assert "its data stayed in the cache" in outcome.summary
 
 
+@pytest.mark.parametrize(
+    ("single_us", "is_warm"),
+    [
+        pytest.param(101.0, False, id="4 us more of the pass"),
+        pytest.param(102.0, True, id="12 us: 50 MiB take 13 us at 4,000 GB/s"),
+        pytest.param(120.0, False, id="156 us: no cache saves that"),
+    ],
+)
+def test_a_pass_is_warm_where_a_flush_costs_what_a_cache_can_save(single_us: float, is_warm: bool) -> None:
+    check = layer_checks()[0]
+    assert check.parameter("layers") == 8
+    rows = (("stock", 0, single_us), ("optimised", 0, 61.0), ("known", 0, 5.5))
+    outcome = judge(check, with_rows(layer_samples(check), "flushed", rows))
+    assert ("stayed in the cache" in outcome.summary) is is_warm
+
+
 def test_layers_that_nobody_timed_behind_a_flush_are_invalid() -> None:
     check = one_check()
     outcome = judge(check, with_rows(layer_samples(check), "flushed", ()))
