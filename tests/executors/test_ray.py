@@ -36,7 +36,7 @@ print(json.dumps({"ready": True}), flush=True)
 for line in sys.stdin:
     check = line.strip()
     with open(os.path.join(folder, "begun"), "a") as file:
-        file.write(f"{check} {os.getpid()} {os.getppid()}\\n")
+        file.write(f"{check} {os.getpid()} {os.readlink('/proc/self/ns/pid')}\\n")
     if check.endswith("crash"):
         os._exit(3)
     if check.endswith("fault"):
@@ -89,7 +89,7 @@ def _work(
 
 
 def _begun(folder: Path, at_least: int = 1) -> list[list[str]]:
-    """(check, child, lane) of every check that a child began, once there are so many."""
+    """(check, child, its processes' namespace) of every check that a child began, once there are so many."""
     until = time.monotonic() + 20
     while time.monotonic() < until:
         if (folder / "begun").exists():
@@ -122,7 +122,7 @@ def test_a_lane_that_is_killed_loses_nothing_and_counts_nothing_twice(cluster: A
 
     def kill() -> None:
         victims.append(_begun(tmp_path, 3)[-1])
-        os.kill(int(victims[0][2]), signal.SIGKILL)
+        os.kill(_lane_of(_seen_from_here(*victims[0][1:])), signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -132,7 +132,7 @@ def test_a_lane_that_is_killed_loses_nothing_and_counts_nothing_twice(cluster: A
     assert sorted(found) == sorted(c.id for c in checks)
     again = [note for note in _notes(tmp_path) if note.get("attempt") == 2]
     assert [note["check"] for note in again] == [victim[0]]
-    assert _is_gone(int(victim[1]))
+    assert _is_gone(*victim[1:])
 
 
 def test_a_child_that_crashes_is_an_observation_and_is_not_tried_again(cluster: Any, tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_run_whose_driver_died_goes_on_and_repeats_no_finished_check(cluster: 
     driver.kill()
     driver.wait()
     finished = _recorded(tmp_path, 2)
-    assert all(_is_gone(int(child)) for _, child, _ in _begun(tmp_path))
+    assert all(_is_gone(child, space) for _, child, space in _begun(tmp_path))
     _run_cells(tmp_path, cluster.address)
     recorded = _recorded(tmp_path, 8)
     assert sorted(recorded) == [f"sweep/cell{i}" for i in range(8)]
@@ -276,12 +276,34 @@ def test_a_node_that_is_lost_loses_nothing_and_counts_nothing_twice(cluster: Any
     assert "lost" in {note.get("event") for note in _notes(tmp_path)}
 
 
-def _is_gone(pid: int) -> bool:
+def _seen_from_here(child: str, space: str) -> int:
+    """Number here of a process that knows its own number in the namespace of a box; 0 where it is gone."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.readlink(process / "ns" / "pid") != space:
+                continue
+            status = (process / "status").read_text()
+        except OSError:
+            continue  # it ended meanwhile
+        own = next(line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:"))
+        if own == child:
+            return int(process.name)
+    return 0
+
+
+def _lane_of(pid: int) -> int:
+    """The lane that a boxed child runs for: the nearest of its ancestors that Ray named."""
+    while b"ray::" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+        status = Path(f"/proc/{pid}/status").read_text()
+        pid = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:"))
+        assert pid > 1, "the child runs for no lane"
+    return pid
+
+
+def _is_gone(child: str, space: str) -> bool:
     until = time.monotonic() + 10
     while time.monotonic() < until:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
+        if not _seen_from_here(child, space):
             return True
         time.sleep(0.05)
     return False
