@@ -97,8 +97,8 @@ class KernelVariant(Record):
     expected: tuple[tuple[str, Whole], ...] = ()
     sizes: tuple[tuple[str, str], ...] = ()
     """What bounds each size that its grids depend on (`x.0`: size 0 of parameter x; `a7`: argument 7, a
-    number): `tokens` or `requests` of a step, `rows` of a request or `ranks` of a group, which the claim says,
-    or a range such as `6..96`."""
+    number): `tokens` or `requests` of a step, `rows` of a request or `ranks` of a group, which the claim
+    says, or a range such as `6..96`."""
 
 
 class KernelUse(Record):
