@@ -208,7 +208,7 @@ def judge_samples(plan: Plan, check: Check, samples: Samples) -> Outcome:
         )
     try:
         return stage_of(check.stage).judge(check, samples)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         words = str(error).splitlines()[0][:200] if str(error) else "no words"
         raise EvidenceError(
             f"{check.id}: its samples cannot be judged ({type(error).__name__}: {words}); sample the check "

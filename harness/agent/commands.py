@@ -80,7 +80,7 @@ def run_command(
         if len(raw) > MOST_BYTES:
             raise ValueError("longer than any document may be")
         return Ran(child.returncode, json.loads(raw), box.words)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CommandEnded(
             f"`fasttrack {' '.join(arguments)}` ended with exit code {child.returncode} and no document "
             f"({error}); its last words:\n{last}"

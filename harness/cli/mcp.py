@@ -39,8 +39,10 @@ def mcp(
 
     from harness.agent.judge import Settings
     from harness.agent.server import Judges, http_server, make_server
+    from harness.documents import load_policy_set
     from harness.engines.packs import load_pack
 
+    load_policy_set(policy)  # an unknown one is said now, not to the first agent
     settings = Settings(
         pack=load_pack(pack), repo=repo.resolve(), policy=policy, folder=folder.resolve(),
         workspace=workspace.resolve(), attempts=attempts,

@@ -45,6 +45,7 @@ def report(
     """
     from harness.cli.gate import gate_submissions
     from harness.documents import load_policy_set
+    from harness.domain.errors import InputError
     from harness.evidence.pack import bundle_folder
     from harness.evidence.reader import open_bundle
     from harness.report import build_view, render_html
@@ -53,6 +54,12 @@ def report(
     from harness.report.sarif import render_sarif
     from harness.report.write import shown_path
 
+    files = {Form.HTML: html, Form.MARKDOWN: md, Form.JUNIT: junit, Form.SARIF: sarif}
+    for asked_for in filter(None, files.values()):
+        if not asked_for.parent.is_dir():
+            raise InputError(
+                f"{asked_for} cannot be written: there is no folder {asked_for.parent}; make it first"
+            )
     with bundle_folder(bundle) as folder:
         opened = open_bundle(folder)
         asked = load_policy_set(policy) if policy else opened.plan.policy
@@ -66,7 +73,6 @@ def report(
         Form.JUNIT: lambda: render_junit(opened, judged, verdict, times),
         Form.SARIF: lambda: render_sarif(opened, judged, verdict),
     }
-    files = {Form.HTML: html, Form.MARKDOWN: md, Form.JUNIT: junit, Form.SARIF: sarif}
     for kind, path in files.items():
         if path is not None:
             path.write_text(renderers[kind](), encoding="utf-8")

@@ -232,7 +232,9 @@ def null_run(
     from harness.stages.sweep.null import rejudged
 
     if read is not None:
-        found = rejudged(NullRun.from_json(read.read_bytes()))
+        from harness.documents.load import load_record
+
+        found = rejudged(load_record(NullRun, read))
     else:
         found = _repeated(pack, cell, repeats)
     if out is not None:

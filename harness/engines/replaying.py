@@ -23,6 +23,12 @@ from harness.engines.traces import Trace, TraceRequest
 __all__ = ["Asked", "Interactivity", "ReplayedRequest", "asker_of", "interactivity", "replay"]
 
 SAID = 300
+MAX_LINE = 1 << 20
+MALFORMED = (
+    OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError,
+    http.client.HTTPException,
+)  # fmt: skip
+"""What reading an answer of any form can raise."""
 
 
 class Asked(NamedTuple):
@@ -145,7 +151,7 @@ def _one(request: TraceRequest, prompt: Sequence[int], ask: Asker, failed: set[s
     time.sleep(float(request.pause_s))
     try:
         went = ask(prompt, request.output_tokens)
-    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
+    except MALFORMED as error:
         return ReplayedRequest(**known, failure=str(error)[:SAID] or type(error).__name__)
     later = went.output_tokens - went.first_tokens
     tpot_us = went.decode_s * 1e6 / later if later > 0 and went.decode_s > 0 else None
@@ -167,9 +173,7 @@ def _events(url: str, body: Mapping[str, Any], key: str, limit_s: float) -> Iter
         answer = connection.getresponse()
         if answer.status != http.client.OK:
             raise ValueError(f"answered {answer.status}: {answer.read(SAID).decode('utf-8', 'replace')}")
-        while line := answer.readline(1 << 20):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"no whole answer within {limit_s:.0f} s")
+        for line in _lines(connection, answer, deadline):
             data = line.strip().removeprefix(b"data:").strip()
             if data and data != b"[DONE]":
                 event = json.loads(data)
@@ -178,6 +182,27 @@ def _events(url: str, body: Mapping[str, Any], key: str, limit_s: float) -> Iter
                 yield event
     finally:
         connection.close()
+
+
+def _lines(
+    connection: http.client.HTTPConnection, answer: http.client.HTTPResponse, deadline: float
+) -> Iterator[bytes]:
+    """Lines of an answer as they arrive; a server that drips does not outlast the deadline."""
+    rest = b""
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("no whole answer in time")
+        if connection.sock is not None:
+            connection.sock.settimeout(left)
+        part = answer.read1(1 << 16)
+        *lines, rest = (rest + part).split(b"\n")
+        yield from lines
+        if not part:
+            yield rest
+            return
+        if len(rest) > MAX_LINE:
+            raise ValueError(f"a line of more than {MAX_LINE} bytes")
 
 
 def _rank(values: Sequence[float], share: float) -> float:

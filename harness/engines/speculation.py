@@ -74,10 +74,18 @@ def label_objection(found: Speculative | None, label: str | None, drafts: int | 
 
 
 def _value(arguments: Sequence[str]) -> str | None:
-    """The last one given, in either form of an option."""
+    """The last one given, in either form of an option. Raises `ValueError` for an option that may say the
+    same in a form that is not read here.
+    """
     found: str | None = None
     for place, word in enumerate(arguments):
         name, mark, value = word.partition("=")
-        if name in ARGUMENTS:
+        plain = name.replace("_", "-") if name.startswith("--") else name
+        if plain in ARGUMENTS:
             found = value if mark else next(iter(arguments[place + 1 : place + 2]), None)
+        elif plain.startswith("--spec") or plain == "--config":
+            raise ValueError(
+                f"{name} may set how drafts come about, and is not read here: say {ARGUMENTS[0]} JSON "
+                "among the server's arguments instead"
+            )
     return found

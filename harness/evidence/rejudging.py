@@ -141,7 +141,7 @@ def _judged_again(rejudge: Rejudge, check: Check, samples: Samples, outcome: Out
         again = rejudge(check, samples)
     except EvidenceError as error:
         return Again(None, (f"cannot be judged again: {error}",))
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         # A judge may assume samples of its own stage; forged ones break it, which is an answer too.
         return Again(None, (f"cannot be judged again: {type(error).__name__}: {error}",))
     if again is None:

@@ -39,6 +39,8 @@ KEPT_CAPABILITIES = (19, 31)
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
 CAPABILITY_VERSION = 0x20080522
 UNBOXED = 125
+SCSI_GENERIC = 21
+"""Major number of character devices that pass commands to disks."""
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -50,15 +52,13 @@ def main(argv: list[str]) -> int:
             _mount(scratch, scratch, flags=BIND)
         for place, options in _mounts():
             is_kernel = place == "/sys" or place.startswith("/sys/")
-            if is_kernel or (
-                form == "sealed" and not place.startswith(("/proc", "/dev")) and place != scratch
-            ):
+            if is_kernel or (form == "sealed" and not _is_own(place) and place != scratch):
                 _seal(place, options)
         for name in KERNEL:
             if os.path.exists(f"/proc/{name}"):
                 _mount(f"/proc/{name}", f"/proc/{name}", flags=BIND | REC)
                 _seal(f"/proc/{name}", "")
-        for place in (*filter(os.path.exists, MEMORY), *filter(_is_disk, glob.glob("/dev/*"))):
+        for place in (*filter(os.path.exists, MEMORY), *filter(_is_disk, _devices())):
             _mount("/dev/null", place, flags=BIND)
         if form == "sealed":
             _own_devices(bool(has_gpu))
@@ -149,8 +149,25 @@ def _drop_capabilities() -> None:
         raise OSError(ctypes.get_errno(), "privileges could be kept or gained")
 
 
+def _is_own(place: str) -> bool:
+    """Whether a mount belongs to what a box has of its own: processes and devices."""
+    return place.split("/")[1] in ("proc", "dev")
+
+
+def _devices() -> list[str]:
+    """Everything below /dev, without following links."""
+    return [os.path.join(folder, name) for folder, _, names in os.walk("/dev") for name in names]
+
+
 def _is_disk(place: str) -> bool:
-    return stat.S_ISBLK(os.stat(place).st_mode) if os.path.exists(place) else False
+    """Block devices, and the generic door to disks (`sg`)."""
+    try:
+        status = os.stat(place)
+    except OSError:
+        return False
+    return stat.S_ISBLK(status.st_mode) or (
+        stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == SCSI_GENERIC
+    )
 
 
 def _mount(source: str, target: str, kind: str = "none", flags: int = 0, data: str = "") -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from harness import __version__
-from harness.domain.errors import EvidenceError
+from harness.domain.errors import EvidenceError, InputError
 from harness.domain.faults import COLUMNS, FaultCell, FaultResult, FaultScore, FaultVerdict, Sighting
 from harness.domain.machine import Tier
 from harness.engines.packs import harness_digest, load_pack, pack_digest
@@ -50,10 +50,15 @@ class SuiteOptions:
 def run_suite(options: SuiteOptions, on_result: Callable[[FaultResult, int, int], None]) -> FaultScore:
     """The score of this harness; `on_result` hears of each result, how many are done and of how many.
 
-    Raises `EvidenceError` where harness or pack changed meanwhile: such results belong to neither.
+    Raises `InputError` for a name that no fault has, and `EvidenceError` where harness or pack changed
+    meanwhile: such results belong to neither.
     """
     digests = _digests(options)
-    chosen = [r for r in registered_faults() if not options.names or r.fault.name in options.names]
+    known = registered_faults()
+    unknown = sorted(set(options.names) - {r.fault.name for r in known})
+    if unknown:
+        raise InputError(f"no fault is called {unknown[0]!r}; `fasttrack faults list` names them all")
+    chosen = [r for r in known if not options.names or r.fault.name in options.names]
     folder = Path(mkdtemp(prefix="fasttrack-faults-"))
     results: dict[str, FaultResult] = {}
 

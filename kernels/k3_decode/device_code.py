@@ -100,6 +100,7 @@ def _stopped_at_lowering(trace: _Trace) -> Iterator[None]:
     dsl: Any = base.BaseDSL
     kept = cute.compile, compiler.compile, dsl.get_arch_enum, dsl.check_arch
     compile_, _, architecture_of, check = kept
+    own_folder = Path(str(base.__file__)).resolve().parents[1]
 
     def for_the_first(function: object, *arguments: object, options: str = "", **rest: object) -> object:
         options = f"{options} --gpu-arch {trace.architectures[0]}"
@@ -110,7 +111,9 @@ def _stopped_at_lowering(trace: _Trace) -> Iterator[None]:
         raise _TracedError
 
     def noted(self: Any) -> object:
-        trace.is_particular |= sys._getframe(1).f_code.co_name not in HARMLESS
+        code = sys._getframe(1).f_code
+        is_of_the_dsl = Path(code.co_filename).resolve().is_relative_to(own_folder)
+        trace.is_particular |= not is_of_the_dsl or code.co_name not in HARMLESS
         return architecture_of(self)
 
     def checked(self: Any, criterion: Callable[[Any], bool]) -> None:

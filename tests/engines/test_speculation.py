@@ -38,6 +38,25 @@ def test_a_command_line_says_how_drafts_come_about() -> None:
     )
 
 
+def test_an_option_is_read_in_either_spelling() -> None:
+    found = speculative_of(["--speculative_config", json.dumps(FORCED)])
+    assert found is not None
+    assert found.is_synthetic
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--speculative-config.num_speculative_tokens", "7"),
+        ("--speculative-conf={}",),
+        ("--config", "a.yaml"),
+    ],
+)
+def test_drafts_that_are_said_in_a_form_that_is_not_read_are_refused(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="is not read here"):
+        speculative_of(arguments)
+
+
 @pytest.mark.parametrize(
     ("config", "acceptance", "words"),
     [

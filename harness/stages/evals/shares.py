@@ -49,7 +49,7 @@ def own_kernels(samples: Samples) -> tuple[str, ...] | None:
         return None
     try:
         names = {arm: {str(row[0]) for row in json.loads(text)} for arm, text in told.items()}
-    except (ValueError, TypeError, IndexError, KeyError):
+    except (ValueError, TypeError, IndexError, KeyError, RecursionError):
         return ()
     return tuple(sorted(names["optimised"] - names["stock"]))
 

@@ -36,6 +36,8 @@ CACHE_BYTES = {"sm_90a": 50 * 2**20}
 LARGEST_CACHE_BYTES = LARGE_SET_BYTES / 2
 CACHE_MARGIN = 1.25
 """A longer excess than the whole cache saves, by this much, has another cause: single passes scatter."""
+ALONE_MARGIN = 1.1
+"""By how much more than stock's passes another arm's may slow down alone: clocks and memory slow both."""
 KNOWN = "known"
 """In `flushed`: the short known duration, beside the arms."""
 
@@ -193,7 +195,8 @@ def _looked(watch: GpuWatch | None, rows: Sequence[tuple[str, int, float]]) -> b
 
 def _too_warm(check: Check, samples: Samples, times: Mapping[str, float]) -> str | None:
     """Where passes in a row are quicker than single ones behind a flush, although by their bytes nothing
-    could stay in the cache from one to the next, and by no more than a cache can save.
+    could stay in the cache from one to the next; and where by more than a cache can save, and by more than
+    stock's passes, as work that is left out in a row would do.
     """
     cache_bytes = CACHE_BYTES.get(check.cell.arch, LARGEST_CACHE_BYTES) if check.cell else LARGEST_CACHE_BYTES
     table = samples.table("flushed")
@@ -205,19 +208,32 @@ def _too_warm(check: Check, samples: Samples, times: Mapping[str, float]) -> str
     for row in rows:
         each.setdefault(str(row[0]), []).append(float(row[2] or 0.0))
     behind = {arm: statistics.median(single) for arm, single in each.items()}
+    alone: dict[str, float] = {}
     for arm, us in times.items():
         moved, read = counts.get((arm, "moved_bytes"), 0.0), counts.get((arm, "read_gb_per_s"), 0.0)
-        if moved * layers < LARGE_SET_BYTES or not read:
+        if not read:
+            return f"no read rate was measured beside {arm}, so nobody knows what its passes may take"
+        if moved * layers < LARGE_SET_BYTES:
             continue
         if arm not in behind or KNOWN not in behind:
             return f"{arm} was not timed behind a flush of the cache, nor was a known duration"
         # A single pass also waits for its own launch, as the known one does.
         excess_us = (behind[arm] - us - behind[KNOWN] + _told_short(samples)) * layers
         least_us = max(LEAST_EXCESS_US, check.number("cold_tolerance") * moved / read / 1e3)
-        if least_us < excess_us <= CACHE_MARGIN * cache_bytes / read / 1e3:
+        most_us = CACHE_MARGIN * cache_bytes / read / 1e3
+        alone[arm] = (
+            (min(each[arm]) - min(each[KNOWN]) + _told_short(samples)) / us if excess_us > most_us else 1.0
+        )
+        if least_us < excess_us <= most_us:
             return (
                 f"a pass of {arm} takes {excess_us:.1f} us longer behind a flush of the cache than in a row, "
                 f"and by its {moved / 1e6:.0f} MB a layer it should not: its data stayed in the cache"
+            )
+    for arm, longer in alone.items():
+        if longer > ALONE_MARGIN * max(1.0, alone.get("stock", 1.0)):
+            return (
+                f"the quickest pass of {arm} alone takes {longer:.2f}x of one in a row, and stock's "
+                f"{alone.get('stock', 1.0):.2f}x: in a row it does less"
             )
     return None
 

@@ -190,12 +190,32 @@ def test_layers_whose_weights_stay_in_the_cache_are_invalid(tmp_path: Path) -> N
     assert "its data stayed in the cache" in outcome.summary
 
 
+def test_an_arm_that_does_less_in_a_row_than_alone_is_invalid() -> None:
+    """In a row it takes 40 us, alone 49, as one that leaves out what it did before."""
+    check = layer_checks()[0]
+    rows = (("stock", 0, 101.0), ("optimised", 0, 49.0), ("known", 0, 5.5))
+    outcome = judge(check, with_rows(layer_samples(check), "flushed", rows))
+    assert outcome.status is Status.INVALID
+    assert "the quickest pass of optimised alone takes 1.20x of one in a row" in outcome.summary
+
+
+def test_layers_without_a_read_rate_are_invalid() -> None:
+    check = layer_checks()[0]
+    samples = layer_samples(check)
+    counts = samples.table("counts")
+    assert counts is not None
+    kept = tuple(row for row in counts.rows if row[1] != "read_gb_per_s")
+    outcome = judge(check, with_rows(samples, "counts", kept))
+    assert outcome.status is Status.INVALID
+    assert "no read rate was measured" in outcome.summary
+
+
 @pytest.mark.parametrize(
     ("single_us", "is_warm"),
     [
         pytest.param(101.0, False, id="4 us more of the pass"),
         pytest.param(102.0, True, id="12 us: 50 MiB take 13 us at 4,000 GB/s"),
-        pytest.param(120.0, False, id="156 us: no cache saves that"),
+        pytest.param(108.0, False, id="60 us: no cache saves that, and single passes scatter"),
     ],
 )
 def test_a_pass_is_warm_where_a_flush_costs_what_a_cache_can_save(single_us: float, is_warm: bool) -> None:
