@@ -34,6 +34,10 @@ FOR_EVER = (
 )
 
 
+CUT_SHORT = frozenset({"h200-ranks.tar", "h200-layers-3bca41a.tar"})
+"""Runs whose machine went before every check was sampled: their bundles say so, and count for less."""
+
+
 def _verified(path: Path) -> Verification:
     with bundle_folder(path) as folder:
         return verify(folder, judge_of(folder), replan_of())
@@ -42,9 +46,13 @@ def _verified(path: Path) -> Verification:
 @pytest.mark.parametrize("path", sorted(BUNDLES.rglob("*.tar.zst")), ids=lambda path: path.stem)
 def test_a_committed_bundle_is_whole_and_confirmed_or_names_the_harness_that_made_it(path: Path) -> None:
     result = _verified(path)
-    broken = [s.name for s in result.steps if s.name in FOR_EVER and (s.problems or s.missing or s.differing)]
-    assert broken == []
-    if result.state is not BundleState.VERIFIED:
+    steps = [step for step in result.steps if step.name in FOR_EVER]
+    assert [step.name for step in steps if step.problems or step.differing] == []
+    is_cut_short = path.stem in CUT_SHORT
+    assert [step.name for step in steps if step.missing] == ["outcomes"] * is_cut_short
+    if is_cut_short:
+        assert result.state is BundleState.INCOMPLETE
+    elif result.state is not BundleState.VERIFIED:
         assert result.state is BundleState.UNCONFIRMED
         assert str(result.made_with)[:12] in conclusion(result)
         is_same_harness = result.made_with == harness_digest()
