@@ -3,7 +3,8 @@
 The parent sends one check id a line; the child answers with JSON lines: `ready` (once, before it runs
 anything of a candidate), `note` (what it is doing), `samples` (the answer) or `fault` (our own code broke).
 Invariant: every check ends as samples of status `ran`, `crashed` or `timed_out`, or the run stops with
-`HarnessFault` and the check has no samples at all. A child that ends before it is ready is ours.
+`HarnessFault` and the check has no samples at all. A child that ends before it is ready is ours. Work that
+serves several checks, and waiting for it, is no part of a check's own time (`marks.SHARED`).
 """
 
 import json
@@ -78,7 +79,7 @@ class ChildSampler:
         marks = Marks()
         while True:
             try:
-                line = self._lines.get(timeout=max(0.0, limit - time.monotonic()))
+                line = self._lines.get(timeout=max(0.0, marks.deadline(limit) - time.monotonic()))
             except queue.Empty:
                 self._kill()
                 self._require_ready("did not start in time")

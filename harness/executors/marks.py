@@ -1,7 +1,9 @@
 """Stretches of a check's work, timed by who is not at work: a worker says where one begins and ends.
 
 A worker's own clock may have been replaced by the candidate that it runs. The process that started it notes
-when each word arrives and adds the stretches to the samples as table `outside` (name, us).
+when each word arrives and adds the stretches to the samples as table `outside` (name, us). One name is
+special: what is done under `SHARED` serves other checks too, or is a wait for who does it, so that it is no
+part of the check's own time (`Marks.deadline`) and not among the samples.
 """
 
 import time
@@ -11,9 +13,13 @@ from typing import Protocol
 
 from harness.domain.check import Samples, SampleTable
 
-__all__ = ["Marks", "stretch"]
+__all__ = ["SHARED", "SHARED_MOST_S", "Marks", "stretch"]
 
 BEGIN, END = "begin ", "end "
+SHARED = "shared"
+"""Name of a stretch that does not count towards the check's own time."""
+SHARED_MOST_S = 3600.0
+"""Most that the shared stretches of one check may take together."""
 
 
 class Marker(Protocol):
@@ -36,14 +42,32 @@ class Marks:
     def __init__(self) -> None:
         self._begun: dict[str, int] = {}
         self._rows: dict[str, float] = {}
+        self._shared_s = 0.0
+        self._shared_since: float | None = None
 
     def add(self, word: str) -> None:
-        """A word that has just arrived; the first stretch of a name counts."""
+        """A word that has just arrived; the first stretch of a name counts, of shared ones all."""
+        if word in (BEGIN + SHARED, END + SHARED):
+            self._add_shared(word == BEGIN + SHARED, time.monotonic())
+            return
         now = time.perf_counter_ns()
         if word.startswith(BEGIN):
             self._begun.setdefault(word.removeprefix(BEGIN), now)
         elif (name := word.removeprefix(END)) in self._begun:
             self._rows.setdefault(name, (now - self._begun[name]) / 1e3)
+
+    def deadline(self, own: float) -> float:
+        """Until when to wait, on the monotonic clock, where the check's own time ends at `own` without what
+        was shared.
+        """
+        if self._shared_since is None:
+            return own + self._shared_s
+        return self._shared_since + max(0.0, SHARED_MOST_S - self._shared_s)
+
+    def _add_shared(self, is_begin: bool, now: float) -> None:
+        if self._shared_since is not None:
+            self._shared_s = min(SHARED_MOST_S, self._shared_s + now - self._shared_since)
+        self._shared_since = now if is_begin else None
 
     def attach(self, samples: Samples) -> Samples:
         """The samples with what this clock saw, whatever they say of it themselves; unchanged where nothing
