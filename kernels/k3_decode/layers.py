@@ -20,6 +20,7 @@ from k3_decode.collectives import Exchange, gather, reduce
 from k3_decode.model import SOFTMAX_SCALE
 from k3_decode.op_table import Bound, OpTable
 from k3_decode.ops.contract import LAUNCH_SLOTS
+from k3_decode.ops.mla_attend import LSE_BASE
 from k3_decode.ops.mla_query import KV_LORA
 from k3_decode.rank_weights import LayerWeights
 from k3_decode.residuals import Mix, before_attention, before_ffn
@@ -173,6 +174,7 @@ class LayerChain:
             partial=partial,
             partial_lse=partial_lse,
             gate=use["mla_packed"][:, -self._shapes.channels :],
+            lse_base=LSE_BASE,
             out=use["core"],
             **layer.value,
         )

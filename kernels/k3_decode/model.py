@@ -194,6 +194,7 @@ class StockModel:
             partial_lse=lse.unsqueeze(0),
             uv_weight=weights.uv_weight,
             gate=gate,
+            lse_base=mla_attend.LSE_BASE,
             out=out,
         )
         return out

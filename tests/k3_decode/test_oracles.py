@@ -9,6 +9,7 @@ import pytest
 import torch
 from k3_decode.ops import OPS, attn_res, experts, kda_step, mla_attend, mla_query, mla_value, router
 from k3_decode.ops.contract import Cell
+from k3_decode.ops.log_base import LogBase
 from k3_decode.shapes import NANO
 from torch.nn import functional
 
@@ -146,6 +147,7 @@ def test_value_halves_when_its_gate_logit_is_zero() -> None:
         partial_lse=torch.zeros(1, 1, 1),
         uv_weight=torch.full((1, 512, 128), 1 / 512, dtype=torch.bfloat16),
         gate=torch.zeros(1, 128, dtype=torch.bfloat16),
+        lse_base=LogBase.E,
     )
     torch.testing.assert_close(truth["out"], torch.full((1, 128), 0.5, dtype=torch.float64))
 

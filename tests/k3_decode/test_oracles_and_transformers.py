@@ -185,6 +185,7 @@ def test_mla_through_three_oracles_is_their_attention(theirs: ModuleType) -> Non
         partial_lse=latent["lse"][None],
         uv_weight=up[:, 128:].transpose(1, 2),
         gate=torch.full((tokens, heads * 128), OPEN),
+        lse_base=mla_attend.LSE_BASE,
     )
     assert q_lora == NANO.q_lora
     torch.testing.assert_close(value["out"][:, : NANO.hidden], wanted.double(), rtol=1e-4, atol=1e-5)

@@ -4,8 +4,7 @@
     torchrun --nproc_per_node=N -m k3_decode.collectives.trial_fused --out FILE  N real GPUs
 
 Every process makes all ranks' inputs from seeds, so that it knows by itself what its ranks must get. The last
-case is the control and must fail. One JSON line a case; exit code 1 when one did not end as it should. Long,
-as every case is a function over the one bench.
+case is the control and must fail. One JSON line a case; exit code 1 when one did not end as it should.
 """
 
 import argparse
@@ -19,60 +18,29 @@ from typing import Any
 import torch
 from torch import distributed
 
+from k3_decode.collectives import trial_context
 from k3_decode.collectives.groups import ExchangeError, ExchangeGroup, played, symmetric
 from k3_decode.collectives.trial import ABORT_LOOKS, CONTROL, of_all_ranks
+from k3_decode.collectives.trial_bench import TURNS, Bench, Case
 from k3_decode.cute.attn_res import attn_res
 from k3_decode.cute.attn_res_allreduce import attn_res_allreduce
 from k3_decode.cute.exchange import exchange
 from k3_decode.cute.exchange_parts import exchange_parts
-from k3_decode.cute.mla_attend import mla_attend
-from k3_decode.cute.mla_value import mla_value
 from k3_decode.cute.moe_exchange import moe_exchange
 from k3_decode.cute.oproj_allreduce import oproj_allreduce
 from k3_decode.cute.projection import projection
 from k3_decode.ops.attn_res import oracle
-from k3_decode.ops.exchange import gathered, rank_ordered_sum, sent, transposed
-from k3_decode.ops.mla_query import PAGE_SIZE
+from k3_decode.ops.exchange import gathered, rank_ordered_sum
 from k3_decode.shapes import K3
 
 __all__ = ["main", "run_cases"]
 
 BLOCKS = 8
-TURNS = 4
-"""Times that each case runs, so that both epochs and a re-armed slot of each are used."""
 PLAYED_ROWS = 48
 """Rows of all played ranks together that a fused launch can hold at once."""
 ROOM_BYTES = 64 * (K3.heads // 2) * ((K3.kv_lora + K3.qk_rope) * 2 + 8)
 """A part of 64 rows of queries of two ranks' heads, the largest of all."""
 EPS = 1e-5
-
-
-class Bench:
-    """A group and what its cases share."""
-
-    def __init__(self, group: ExchangeGroup, seed: int) -> None:
-        self.group, self.device = group, group.mailboxes.device
-        self.ranks, self.local = group.layout.ranks, group.local
-        self.mine = slice(group.first_rank, group.first_rank + group.local)
-        self.generator = torch.Generator(self.device).manual_seed(seed)
-        self.launches = torch.zeros(16, dtype=torch.int32, device=self.device)
-
-    def bf16(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
-        """Random values, the same in every process."""
-        values = torch.randn(shape, generator=self.generator, device=self.device) * scale
-        return values.to(torch.bfloat16)
-
-    def poisoned(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        """Where a result goes."""
-        return torch.full(shape, -3.0, dtype=dtype, device=self.device)
-
-    def differing(self, out: torch.Tensor, want: torch.Tensor) -> int:
-        """Words that are not the same bits."""
-        kind = torch.int16 if out.element_size() == 2 else torch.int32
-        return int((out.contiguous().view(kind) != want.contiguous().view(kind)).sum())
-
-
-Case = Callable[[Bench, int], int]
 
 
 def residual(has_part: bool, is_two_stage: bool, count: int, restarts: bool) -> Case:
@@ -186,148 +154,6 @@ def moe_tail(bench: Bench, rows: int) -> int:
     return wrong
 
 
-def context_parallel(bench: Bench, rows: int) -> int:
-    """Queries of all heads to everyone; partial attentions and their sums to the owners of the heads."""
-    heads, width, wrong = K3.heads // bench.ranks, K3.kv_lora + K3.qk_rope, 0
-    for _ in range(TURNS):
-        queries = bench.bf16(bench.ranks, rows, heads * width)
-        every = bench.poisoned(bench.local, rows, bench.ranks, heads * width)
-        exchange_parts(
-            part=queries[bench.mine].view(torch.int32).unsqueeze(1), extra=None, extra_out=None,
-            out=every.view(torch.int32).transpose(1, 2), launches=bench.launches, **bench.group.arguments(),
-        )  # fmt: skip
-        wrong += bench.differing(every.flatten(2), gathered(queries).expand(bench.local, -1, -1))
-        partial = bench.bf16(bench.ranks, rows, bench.ranks, heads * K3.kv_lora)
-        shape = (bench.ranks, rows, bench.ranks, heads)
-        lse = torch.randn(shape, generator=bench.generator, device=bench.device)
-        lse[-1] = -torch.inf  # a shard without tokens
-        lse[0, 0] = torch.nan
-        received = bench.poisoned(bench.local, bench.ranks, rows, heads * K3.kv_lora)
-        received_lse = bench.poisoned(bench.local, bench.ranks, rows, heads, dtype=torch.float32)
-        exchange_parts(
-            part=partial[bench.mine].view(torch.int32).transpose(1, 2),
-            extra=lse[bench.mine].view(torch.int32).transpose(1, 2),
-            out=received.view(torch.int32), extra_out=received_lse.view(torch.int32),
-            launches=bench.launches, **bench.group.arguments(),
-        )  # fmt: skip
-        wrong += bench.differing(received, transposed(partial.transpose(1, 2))[bench.mine])
-        wrong += bench.differing(received_lse, lse.transpose(1, 2).transpose(0, 1)[bench.mine])
-    return wrong
-
-
-def attention_of_shards(bench: Bench, rows: int) -> int:
-    """MLA whose context is divided over the ranks: queries to everyone, attention of each rank's share,
-    partials to the heads' owners, and their merge with value projection and gate.
-
-    Position p lies on rank p mod R; the first request has one token, so that all other ranks' shards are
-    empty. Compared with one process that holds every shard, bit for bit, and with float64.
-    """
-    ranks, wrong = bench.ranks, 0
-    own, width = K3.heads // ranks, K3.kv_lora + K3.qk_rope
-    lengths = [1 + 37 * request for request in range(rows)]
-    scale = (K3.qk_nope + K3.qk_rope) ** -0.5
-    for _ in range(TURNS):
-        queries = bench.bf16(ranks, rows, own, width)
-        keys = [bench.bf16(length, width) for length in lengths]
-        uv = bench.bf16(K3.heads, K3.kv_lora, K3.v_dim, scale=K3.kv_lora**-0.5)
-        gate = bench.bf16(rows, K3.heads, K3.v_dim)
-        every_query = sent(queries).transpose(0, 1).reshape(rows, K3.heads, width)
-        partials = [
-            _partial(bench, every_query, [k[rank::ranks] for k in keys], scale) for rank in range(ranks)
-        ]
-        for index in range(bench.local):
-            rank = bench.group.first_rank + index
-            mine = slice(rank * own, (rank + 1) * own)
-            want, out = bench.poisoned(rows, own * K3.v_dim), bench.poisoned(rows, own * K3.v_dim)
-            value: dict[str, Any] = {
-                "uv_weight": uv[mine].contiguous(), "gate": gate[:, mine].reshape(rows, -1).contiguous(),
-                "launches": bench.launches,
-            }  # fmt: skip
-            shards = torch.stack([sent(partial[:, mine]) for partial, _ in partials])
-            mla_value(
-                partial=shards,
-                partial_lse=torch.stack([lse[:, mine] for _, lse in partials]),
-                out=want,
-                **value,
-            )
-            truth = _attention(every_query[:, mine], keys, scale, uv[mine], gate[:, mine])
-            wrong += int(((want.double() - truth).norm(dim=1) > 2.0**-6 * truth.norm(dim=1)).sum())
-            if index:
-                continue  # the launches below serve all local ranks; compared for the first
-            received, received_lse = _exchanged_partials(bench, queries, keys, scale, partials)
-            mla_value(partial=received, partial_lse=received_lse, out=out, **value)
-            wrong += bench.differing(out, want)
-    return wrong
-
-
-def _exchanged_partials(
-    bench: Bench,
-    queries: torch.Tensor,
-    keys: list[torch.Tensor],
-    scale: float,
-    partials: list[tuple[torch.Tensor, torch.Tensor]],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """[R, B, H/R, 512] and fp32 [R, B, H/R] that the first local rank gets of all ranks' attentions."""
-    ranks, local, (_, rows, own, width) = bench.ranks, bench.local, queries.shape
-    flat = queries.flatten(2)
-    every = bench.poisoned(local, rows, ranks, own * width)
-    exchange_parts(
-        part=flat[bench.mine].view(torch.int32).unsqueeze(1), extra=None, extra_out=None,
-        out=every.view(torch.int32).transpose(1, 2), launches=bench.launches, **bench.group.arguments(),
-    )  # fmt: skip
-    mine = []
-    for index in range(local):
-        rank = bench.group.first_rank + index
-        query = every[index].view(rows, K3.heads, width)
-        mine.append(_partial(bench, query, [k[rank::ranks] for k in keys], scale))
-    mixed = torch.stack([partial for partial, _ in mine]).view(local, rows, ranks, own * K3.kv_lora)
-    lse = torch.stack([one for _, one in mine]).view(local, rows, ranks, own)
-    received = bench.poisoned(local, ranks, rows, own * K3.kv_lora)
-    received_lse = bench.poisoned(local, ranks, rows, own, dtype=torch.float32)
-    exchange_parts(
-        part=mixed.view(torch.int32).transpose(1, 2), extra=lse.view(torch.int32).transpose(1, 2),
-        out=received.view(torch.int32), extra_out=received_lse.view(torch.int32),
-        launches=bench.launches, **bench.group.arguments(),
-    )  # fmt: skip
-    return received[0].view(ranks, rows, own, K3.kv_lora), received_lse[0]
-
-
-def _partial(
-    bench: Bench, query: torch.Tensor, keys: list[torch.Tensor], scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """bf16 [B, H, 512] and fp32 [B, H]: attention of each request's row over the keys that one rank holds."""
-    lengths = [len(one) for one in keys]
-    pages = [max(1, -(-length // PAGE_SIZE)) for length in lengths]
-    first = [1 + sum(pages[:request]) for request in range(len(pages))]
-    cache = torch.full((1 + sum(pages), PAGE_SIZE, query.shape[2]), torch.nan, dtype=query.dtype).to(
-        query.device
-    )
-    table = torch.zeros((len(keys), max(pages)), dtype=torch.int32)
-    for request, one in enumerate(keys):
-        cache.flatten(0, 1)[first[request] * PAGE_SIZE :][: len(one)] = one
-        table[request, : pages[request]] = first[request] + torch.arange(pages[request], dtype=torch.int32)
-    out = bench.poisoned(*query.shape[:2], K3.kv_lora)
-    lse = bench.poisoned(*query.shape[:2], dtype=torch.float32)
-    mla_attend(
-        query=query.contiguous(), cache=cache, block_table=table.to(query.device), rows=1, scale=scale,
-        lengths=torch.tensor(lengths, dtype=torch.int32).to(query.device), kv_scale=1.0, out=out, lse=lse,
-        launches=bench.launches,
-    )  # fmt: skip
-    return out, lse
-
-
-def _attention(
-    query: torch.Tensor, keys: list[torch.Tensor], scale: float, uv: torch.Tensor, gate: torch.Tensor
-) -> torch.Tensor:
-    """float64 [B, H x 128] over whole contexts."""
-    rows = []
-    for one, key, opening in zip(query.double(), keys, gate.double(), strict=True):
-        shares = torch.softmax(one @ key.double().T * scale, dim=-1)
-        mixed = shares @ key[:, : K3.kv_lora].double()
-        rows.append((torch.einsum("hl,hlv->hv", mixed, uv.double()) * torch.sigmoid(opening)).flatten())
-    return torch.stack(rows)
-
-
 CASES: dict[str, Case] = {
     "attn_res_send": residual(True, False, 4, False),
     "attn_res_send_two_stage": residual(True, True, 4, False),
@@ -338,8 +164,7 @@ CASES: dict[str, Case] = {
     "in_place": in_place,
     "moe_front": moe_front,
     "moe_tail": moe_tail,
-    "context_parallel": context_parallel,
-    "attention_of_shards": attention_of_shards,
+    **trial_context.CASES,
 }
 
 

@@ -5,9 +5,12 @@ the weight once. Numerics: fp32 merge; the value is rounded to bf16 before the g
 the output once. Validation: `tests/k3_decode/test_ops.py`.
 """
 
+import math
+
 import torch
 
 from k3_decode.cpu.launches import count_launch
+from k3_decode.ops.log_base import LogBase
 
 __all__ = ["mla_value", "prepare"]
 
@@ -23,6 +26,7 @@ def mla_value(
     partial_lse: torch.Tensor,
     uv_weight: torch.Tensor,
     gate: torch.Tensor,
+    lse_base: LogBase,
     out: torch.Tensor,
     launches: torch.Tensor,
 ) -> None:
@@ -32,7 +36,7 @@ def mla_value(
     if partial.shape[0] == 1:
         latent = torch.where(has_keys[0].unsqueeze(-1), partial[0].float(), 0.0)
     else:
-        logits = torch.where(has_keys, partial_lse, -torch.inf)
+        logits = torch.where(has_keys, partial_lse, -torch.inf) * math.log(LogBase(lse_base))
         shares = torch.softmax(logits, dim=0).nan_to_num_(nan=0.0).unsqueeze(-1)
         latent = (torch.where(has_keys.unsqueeze(-1), partial.float(), 0.0) * shares).sum(0)
     value = torch.bmm(latent.transpose(0, 1), uv_weight.float()).transpose(0, 1)

@@ -23,6 +23,7 @@ __all__ = [
     "canonical_fp32", "canonical_words", "collect", "collect_word", "count_launch", "delay", "enter",
     "fake_control", "fake_launches", "fake_mailbox", "fake_reach", "floats", "open_mail", "peer_address",
     "poisoned_if", "post", "post_to_all", "post_word", "rearm", "rearm_word", "report", "sum_in_rank_order",
+    "value_of", "word_of",
 ]  # fmt: skip
 
 LAUNCH_PLACE = 14
@@ -182,6 +183,16 @@ def canonical_fp32(word: Int32) -> Int32:
     """An fp32 value fit to be sent."""
     template = f"{{.reg .pred p; setp.eq.b32 p, $1, {SENTINEL:#x}; selp.b32 $0, 0x80000000, $1, p;}}"
     return ins.asm(template, "=r,r", [word], [Int32], is_pure=True)
+
+
+def word_of(value: Float32) -> Int32:
+    """The bits of an fp32 value."""
+    return ins.asm("mov.b32 $0, $1;", "=r,f", [value], [Int32], is_pure=True)
+
+
+def value_of(word: Int32) -> Float32:
+    """The fp32 value of bits."""
+    return ins.asm("mov.b32 $0, $1;", "=f,r", [word], [Float32], is_pure=True)
 
 
 def post(address: Int64, words: ins.Words) -> None:

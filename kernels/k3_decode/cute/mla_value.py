@@ -7,12 +7,12 @@ of 8 elements.
 Layout: a cluster of 8 blocks a head and up to 64 tokens a block. Block r merges latent columns r x 64 onward
 of all shards, multiplies them with rows r x 64 onward of `uv_weight` [H, 512, 128] (in shared memory before
 the wait), and sends output columns p x 16 onward to block p (DSMEM), which adds the 8 parts, gates and
-stores. `partial` [S,B,H,512] bf16 and `partial_lse` [S,B,H] fp32 (natural logarithm) come from the attention,
-`gate` [B,P] bf16 (row stride free) from the input projection; `out` [B,P] bf16 is written. The shards may be
-ranks of a decode-context-parallel group, splits of one context, or both. A shard whose lse is NaN or infinite
-has weight 0, whatever its latent holds; without any key the output is 0.
+stores. `partial` [S,B,H,512] bf16 and `partial_lse` [S,B,H] fp32 (to the base `lse_base`) come from the
+attention, `gate` [B,P] bf16 (row stride free) from the input projection; `out` [B,P] bf16 is written. The
+shards may be ranks of a decode-context-parallel group, splits of one context, or both. A shard whose lse is
+NaN or infinite has weight 0, whatever its latent holds; without any key the output is 0.
 
-Numerics: weights exp(lse - max) / sum in fp32; the merged latent is rounded to bf16; mma with fp32
+Numerics: weights base ** (lse - max) / sum in fp32; the merged latent is rounded to bf16; mma with fp32
 accumulation over 64 columns, the 8 parts added in ascending order, times sigmoid(gate), rounded once. The
 order of sums depends on the number of tokens a block holds, not on timing.
 
@@ -22,6 +22,7 @@ regimes. On an H200 all of that; calls alone, back to back and in replays gave t
 racecheck are clean. sm_100a and sm_103a were never run.
 """
 
+import math
 from collections.abc import Callable
 from functools import cache as memoize
 from typing import TYPE_CHECKING, Any
@@ -35,11 +36,12 @@ from k3_decode.cute import fragments as frag
 from k3_decode.cute import instructions as ins
 from k3_decode.cute.row_stream import CARVEOUT
 from k3_decode.cute.variant import COMPILED, DISPATCHED, Variant
+from k3_decode.ops.log_base import LogBase
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MAX_WEIGHTS", "mla_value", "tokens_of", "variants"]
+__all__ = ["MAX_WEIGHTS", "mla_value", "project_and_gate", "tokens_of", "variants"]
 
 OP_INDEX = 10
 """Place of the op in the launch counters."""
@@ -66,13 +68,12 @@ def _value(
     gate: cute.Tensor,
     out: cute.Tensor,
     launches: cute.Tensor,
+    steepness: Float32,
     tokens: cutlass.Constexpr,
 ):
     tid, _, _ = cute.arch.thread_idx()
     rank, head, group = cute.arch.block_idx()
-    lane = tid % 32
     warp = tid // 32
-    quad, quarter = lane // 4, lane % 4
     shards = partial.shape[0]
     first_row = group * tokens
     last_row = partial.shape[1] - 1
@@ -151,12 +152,12 @@ def _value(
         peak = cute.arch.fmax(peak, cute.arch.shuffle_sync_bfly(peak, offset))
     total = Float32(0.0)
     for i in cutlass.range_constexpr(step):
-        share = _share(kept[i], peak)
+        share = _share(kept[i], peak, steepness)
         total = total + share
         if first_lane + i * lanes < shards and own < tokens:
             ins.shared_store_f32(weights_at + (own * shards + first_lane + i * lanes) * 4, share)
     for base in cutlass.range(first_lane + lanes * step, shards, lanes):
-        later_share = _share(_lse(lse_at, lse_bytes, base, shards), peak)
+        later_share = _share(_lse(lse_at, lse_bytes, base, shards), peak, steepness)
         total = total + later_share
         if own < tokens:
             ins.shared_store_f32(weights_at + (own * shards + base) * 4, later_share)
@@ -201,6 +202,36 @@ def _value(
             _add_places(slots_at, totals_at, latent_at, tid, tokens, min(slots_a_row, SLOTS // WARP_SLOTS))
     cute.arch.sync_threads()
 
+    out_at = ins.byte_address(out)
+    project_and_gate(
+        uv_at, latent_at, parts_at, rank, tid, gates, items, out_rows, out_columns, out_at, out.stride[0],
+        last_row, tokens,
+    )  # fmt: skip
+    if tid + rank + head + group == 0:
+        ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
+
+
+@cute.jit
+def project_and_gate(
+    uv_at: Int32,
+    latent_at: Int32,
+    parts_at: Int32,
+    rank: Int32,
+    tid: Int32,
+    gates: Any,
+    items: Any,
+    out_rows: Any,
+    out_columns: Any,
+    out_at: Int64,
+    out_stride: Int64,
+    last_row: Int32,
+    tokens: cutlass.Constexpr,
+):
+    """Merged latents and a block's rows of W_UV, both in shared memory, to gated outputs over the cluster."""
+    lane, warp = tid % 32, tid // 32
+    quad, quarter = lane // 4, lane % 4
+    row_tiles = (tokens + 15) // 16
+    rounds = len(items)
     # Warp w makes output columns 16 w onward, which block w of the cluster owns.
     uv_words = [
         frag.load_matrix_transposed(uv_at + (k * 16 + lane % 16) * UV_PITCH + warp * 32 + lane // 16 * 16)
@@ -232,11 +263,9 @@ def _value(
             low, high = low + parts[0], high + parts[1]
         low = low * frag.sigmoid(ins.low_half(gates[i]))
         high = high * frag.sigmoid(ins.high_half(gates[i]))
-        out_at = ins.byte_address(out) + Int64(out_rows[i]) * out.stride[0] * 2 + Int64(out_columns[i]) * 2
-        is_mine = Int32(tid + i * THREADS < tokens * pairs) * Int32(out_rows[i] <= last_row)
-        frag.store_word_if(out_at, ins.pack_halves(low, high), is_mine)
-    if tid + rank + head + group == 0:
-        ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
+        to = out_at + Int64(out_rows[i]) * out_stride * 2 + Int64(out_columns[i]) * 2
+        is_mine = Int32(tid + i * THREADS < tokens * (OWN_OUT // 2)) * Int32(out_rows[i] <= last_row)
+        frag.store_word_if(to, ins.pack_halves(low, high), is_mine)
 
 
 def _add_places(
@@ -260,9 +289,9 @@ def _lse(address: Int64, shard_bytes: Int64, shard: Int32, shards: Int32) -> Flo
     return frag.finite_or_minus_inf(value, Int32(shard < shards))
 
 
-def _share(value: Float32, peak: Float32) -> Float32:
-    """exp(value - peak), 0 for a shard without keys."""
-    return frag.keep_if(frag.exp2((value - peak) * frag.LOG2E), Int32(value > -Float32.inf))
+def _share(value: Float32, peak: Float32, steepness: Float32) -> Float32:
+    """base ** (value - peak), 0 for a shard without keys; `steepness` is log2(base)."""
+    return frag.keep_if(frag.exp2((value - peak) * steepness), Int32(value > -Float32.inf))
 
 
 def _weight(weights_at: Int32, row: Int32, shard: Int32, shards: Int32) -> Float32:
@@ -291,11 +320,12 @@ def _launch(
     gate: cute.Tensor,
     out: cute.Tensor,
     launches: cute.Tensor,
+    steepness: Float32,
     stream: Any,
     tokens: cutlass.Constexpr,
 ):
     groups = (partial.shape[1] + tokens - 1) // tokens
-    _value(partial, partial_lse, uv_weight, gate, out, launches, tokens).launch(
+    _value(partial, partial_lse, uv_weight, gate, out, launches, steepness, tokens).launch(
         grid=(CLUSTER, uv_weight.shape[0], groups),
         block=(THREADS, 1, 1),
         cluster=(CLUSTER, 1, 1),
@@ -338,6 +368,7 @@ def _compile(tokens: int) -> Callable[..., None]:
         gate,
         out,
         launches,
+        Float32(frag.LOG2E),
         stream,
         tokens,
         options="--enable-tvm-ffi",
@@ -356,6 +387,7 @@ def mla_value(
     partial_lse: "torch.Tensor",
     uv_weight: "torch.Tensor",
     gate: "torch.Tensor",
+    lse_base: LogBase,
     out: "torch.Tensor",
     launches: "torch.Tensor",
 ) -> None:
@@ -367,7 +399,7 @@ def mla_value(
             f"{MAX_WEIGHTS} weights, "
             f"so give at most {MAX_WEIGHTS // tokens} shards"
         )
-    _compile(tokens)(partial, partial_lse, uv_weight, gate, out, launches)
+    _compile(tokens)(partial, partial_lse, uv_weight, gate, out, launches, math.log2(LogBase(lse_base)))
 
 
 def variants() -> tuple[Variant, ...]:

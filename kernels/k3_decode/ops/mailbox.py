@@ -18,7 +18,7 @@ __all__ = ["CONTROL_WORDS", "EPOCHS", "EXCHANGES", "SENTINEL", "VECTOR_BYTES", "
 
 EXCHANGES = (
     "one_shot", "two_stage", "scatter", "gather", "transpose", "attn_res", "attn_res_two_stage", "moe_tail",
-    "flags",
+    "flags", "mla_value",
 )  # fmt: skip
 """Every exchange; a fault names it by its place, counted from 1."""
 CONTROL_WORDS = 8

@@ -20,12 +20,15 @@ from k3_decode.ops.inputs import (
     require_regime,
     spread,
 )
+from k3_decode.ops.log_base import LogBase
 from k3_decode.ops.mla_query import FP8_KV_SCALE, KV_LORA, PAGE_SIZE, QK_NOPE, QK_ROPE, cache_dtype, to_cache
 
-__all__ = ["SPEC", "oracle", "stock"]
+__all__ = ["LSE_BASE", "SPEC", "oracle", "stock"]
 
 REGIMES = (*BASE_REGIMES, "uneven_lengths", "empty_request", "poisoned_tail", "sharp", "strided_query")
 ROW = KV_LORA + QK_ROPE
+LSE_BASE = LogBase.E
+"""Of the op's `lse`."""
 NOISE_ELEMENTS = (1 << 20) + 7
 """Prime."""
 LARGEST_POOL_BYTES = 12 << 30

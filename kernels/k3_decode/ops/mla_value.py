@@ -1,10 +1,12 @@
 """The end of MLA: merge of partial attentions, value up-projection, output gate.
 
-Each of S shards of the context gives a latent and the natural-log sum of its exponentials. w_s = exp(lse_s -
-max lse), normalised; a shard whose lse is NaN or infinite had no keys and has weight 0, whatever its latent
-holds; with no keys at all the merge is zeros. out = bf16(merged @ uv_weight) * sigmoid(gate).
+Each of S shards of the context gives a latent and the logarithm, to the base `lse_base`, of the sum of its
+exponentials. w_s = base ** (lse_s - max lse), normalised; a shard whose lse is NaN or infinite had no keys
+and has weight 0, whatever its latent holds; with no keys at all the merge is zeros. out = bf16(merged @
+uv_weight) * sigmoid(gate).
 """
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -20,6 +22,7 @@ from k3_decode.ops.inputs import (
     with_row_gap,
     with_special_rows,
 )
+from k3_decode.ops.log_base import LogBase
 from k3_decode.ops.mla_query import KV_LORA
 from k3_decode.ops.products import batched
 
@@ -27,14 +30,14 @@ __all__ = ["SPEC", "merge", "oracle", "stock"]
 
 REGIMES = (
     *BASE_REGIMES, "one_shard", "empty_shards", "no_keys", "uneven_shards", "gate_in_packed_rows",
-    "near_overflow", "special_rows",
+    "near_overflow", "special_rows", "base_two",
 )  # fmt: skip
 SHARDS = 4
 SHARD_SCALES = (1.0, 8.0, 0.125, 2.0)
 V_DIM = 128
 
 
-def merge(partial: torch.Tensor, partial_lse: torch.Tensor, base: float) -> torch.Tensor:
+def merge(partial: torch.Tensor, partial_lse: torch.Tensor, base: LogBase) -> torch.Tensor:
     """Float64 merge [B,H,C] of partials [S,B,H,C] whose lse [S,B,H] is a logarithm to `base`."""
     lse = partial_lse.double()
     has_keys = torch.isfinite(lse)
@@ -42,7 +45,7 @@ def merge(partial: torch.Tensor, partial_lse: torch.Tensor, base: float) -> torc
     merged = torch.zeros(partial.shape[1:], dtype=torch.float64, device=partial.device)
     total = torch.zeros(peak.shape, dtype=torch.float64, device=partial.device)
     for shard in range(partial.shape[0]):
-        share = torch.where(has_keys[shard], base ** (lse[shard] - peak), 0.0)
+        share = torch.where(has_keys[shard], base.value ** (lse[shard] - peak), 0.0)
         value = torch.where(has_keys[shard].unsqueeze(-1), partial[shard].double(), 0.0)
         merged += share.unsqueeze(-1) * value
         total += share
@@ -55,13 +58,14 @@ def stock(
     partial_lse: torch.Tensor,
     uv_weight: torch.Tensor,
     gate: torch.Tensor,
+    lse_base: LogBase,
     out: torch.Tensor,
 ) -> None:
     """fp32 merge, rounded; a bf16 product, rounded; then the gate."""
     has_keys = torch.isfinite(partial_lse)
     lse = partial_lse.masked_fill(~has_keys, -torch.inf)
     peak = lse.amax(0)
-    share = torch.exp(lse - peak.masked_fill(peak == -torch.inf, 0.0))
+    share = torch.exp((lse - peak.masked_fill(peak == -torch.inf, 0.0)) * math.log(lse_base))
     total = share.sum(0)
     share = share / torch.where(total == 0, 1.0, total)
     values = partial.float().masked_fill(~has_keys.unsqueeze(-1), 0.0)
@@ -76,10 +80,11 @@ def oracle(
     partial_lse: torch.Tensor,
     uv_weight: torch.Tensor,
     gate: torch.Tensor,
+    lse_base: LogBase,
     **_: object,
 ) -> Mapping[str, torch.Tensor]:
     """Float64, nothing rounded."""
-    merged = merge(partial, partial_lse, base=2.718281828459045)
+    merged = merge(partial, partial_lse, LogBase(lse_base))
     value = torch.einsum("bhc,hcv->bhv", merged, uv_weight.double()).flatten(1)
     return {"out": value / (1.0 + torch.exp(-gate.double()))}
 
@@ -92,12 +97,12 @@ def make_args(cell: Cell, regime: str, generator: torch.Generator, device: torch
     partial = activation(
         regime, (shards, tokens, heads, KV_LORA), generator, device, source="mla_value.partial"
     )
-    if regime == "uneven_shards":  # shards of unlike keys: a wrong share shows at once
+    if regime in ("uneven_shards", "base_two"):  # shards of unlike keys: a wrong share shows at once
         scales = torch.tensor(SHARD_SCALES).view(-1, 1, 1, 1)
         partial = (partial.float() * scales.to(device)).to(partial.dtype)
     if regime == "near_overflow":
         partial = (partial.float() * NEAR_OVERFLOW).to(partial.dtype)
-    spread_of_lse = 8.0 if regime == "uneven_shards" else 1.0
+    spread_of_lse = 8.0 if regime in ("uneven_shards", "base_two") else 1.0
     lse = torch.randn((shards, tokens, heads), generator=generator) * spread_of_lse + 6.0
     if regime == "empty_shards":
         lse[1], lse[2, ::2] = -torch.inf, torch.nan
@@ -113,6 +118,7 @@ def make_args(cell: Cell, regime: str, generator: torch.Generator, device: torch
         "partial_lse": lse.to(device),
         "uv_weight": weight((heads, KV_LORA, V_DIM), generator, device, scale=KV_LORA**-0.5),
         "gate": with_row_gap(gate, 640) if regime == "gate_in_packed_rows" else gate,
+        "lse_base": LogBase.TWO if regime == "base_two" else LogBase.E,
         "out": poisoned((tokens, width), device),
     }
 
@@ -124,6 +130,7 @@ SPEC = OpSpec(
         Param("partial_lse", Role.ACTIVATION),
         Param("uv_weight", Role.WEIGHT),
         Param("gate", Role.ACTIVATION),
+        Param("lse_base", Role.SCALAR),
         Param("out", Role.OUTPUT),
     ),
     regimes=REGIMES,

@@ -10,6 +10,7 @@ import torch
 
 from k3_decode.model import SOFTMAX_SCALE
 from k3_decode.ops import OPS
+from k3_decode.ops.mla_attend import LSE_BASE
 from k3_decode.peers.layer_arms import FIRST_LAYER, Case, Memory
 from k3_decode.rank_weights import KdaWeights, LayerWeights, MoeWeights
 from k3_decode.residuals import before_attention, before_ffn
@@ -161,6 +162,7 @@ def _mla_truth(
             "partial_lse": found["lse"].unsqueeze(0),
             "uv_weight": attention.uv_weight,
             "gate": packed[:, -case.shapes.channels :],
+            "lse_base": LSE_BASE,
         }
     )
     return values["out"]

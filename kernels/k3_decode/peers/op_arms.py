@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from k3_decode.op_table import OpTable
+from k3_decode.ops.mla_attend import LSE_BASE
 from k3_decode.peers.layer_arms import Case, draw_layer
 from k3_decode.peers.stock_layer import MLA_SCALE, StockLayer, common_state, kda_state, make_attn, mla_state
 from k3_decode.shapes import RankShapes
@@ -469,7 +470,7 @@ def _mla_value(bench: Bench) -> OpArms:
         return found
 
     def rest() -> dict[str, Any]:
-        return {"partial": partial, "partial_lse": lse, "gate": gate, "out": out}
+        return {"partial": partial, "partial_lse": lse, "gate": gate, "lse_base": LSE_BASE, "out": out}
 
     return OpArms(
         "mla_value",

@@ -18,10 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from k3_decode.ops.mailbox import CONTROL_WORDS, SENTINEL, VECTOR_BYTES
 
 Array = np.ndarray[Any, Any]
 PACKAGE = "k3_decode.cute"
 EMULATED = (
+    "exchange_steps",
     "fragments",
     "instructions",
     "reduction",
@@ -462,6 +464,8 @@ def _namespaces(run: Lockstep) -> dict[str, Any]:
             COUNTER_BYTES=128, situ=quiet(_situ), **dict.fromkeys(("arrive", "wait_for", "leave"), nothing)
         ),
         "row_plan": SimpleNamespace(STEP=32),
+        "steps": _mail_steps(run, ins, frag),
+        "VECTOR_BYTES": VECTOR_BYTES,
         "Int32": as_int,
         "Int64": as_long,
         "Float32": as_float,
@@ -470,6 +474,70 @@ def _namespaces(run: Lockstep) -> dict[str, Any]:
         "_thread": thread,
         "_lane": lane,
     }
+
+
+def _mail_steps(run: Lockstep, ins: Any, frag: Any) -> SimpleNamespace:
+    """`exchange_steps` where every word has been sent before: nothing waits, and the epoch stays."""
+    count = run.count
+
+    def open_mail(mailbox: _Tensor, reach: _Tensor, rank: Any, ranks: int) -> SimpleNamespace:
+        peers = [frag.load_long(reach.base + 8 * peer) + mailbox.base for peer in range(ranks)]
+        return SimpleNamespace(ranks=ranks, rank=rank, peers=peers, own=peers[int(rank)])
+
+    def enter(control: _Tensor, local: Any, limit: Any) -> SimpleNamespace:
+        at = control.base + local * CONTROL_WORDS * 4
+        epoch, _, fault, _ = ins.load_activation(at)
+        return SimpleNamespace(at=at, epoch=epoch, slot=epoch & 1, limit=np.where(fault, 0, limit))
+
+    def collected(address: Any, sources: int, stride: int, width: int) -> tuple[list[Any], Any]:
+        load = ins.load_activation if width == 4 else lambda at: (ins.load_activation_word(at),)
+        found = [load(address + source * stride) for source in range(sources)]
+        missing = sum(_u32(word) == np.uint32(SENTINEL) for words in found for word in words)
+        return found, np.minimum(missing, 1)
+
+    def collect_word(address: Any, sources: int, stride: int, _limit: Any) -> tuple[list[Any], Any]:
+        found, missing = collected(address, sources, stride, 1)
+        return [words[0] for words in found], missing
+
+    def rearm(address: Any, sources: int, stride: int) -> None:
+        for source in range(sources):
+            ins.store_words(address + source * stride, [SENTINEL] * 4)
+
+    def rearm_word(address: Any, sources: int, stride: int) -> None:
+        for source in range(sources):
+            ins.store_word(address + source * stride, SENTINEL)
+
+    def canonical(word: Any) -> Any:
+        low, high = _u32(word) & np.uint32(0xFFFF), _u32(word) >> np.uint32(16)
+        kept = np.where(low == 0x8000, 0, low) | np.where(high == 0x8000, 0, high).astype(np.uint32) << 16
+        return kept.astype(np.int64)
+
+    def word_of(value: Any) -> Any:
+        spread = np.broadcast_to(np.asarray(value, dtype=np.float32), (count,))
+        return np.ascontiguousarray(spread).view(np.int32).astype(np.int64)
+
+    return SimpleNamespace(
+        open_mail=open_mail,
+        peer_address=lambda mail, peer: frag.pick(mail.peers, peer),
+        enter=enter,
+        advance=lambda *_: None,
+        report=lambda *_: None,
+        arrived=lambda mail, state, room: mail.own + state.slot * (mail.ranks * room),
+        post=ins.store_words,
+        collect=lambda address, sources, stride, _limit: collected(address, sources, stride, 4),
+        collect_word=collect_word,
+        rearm=rearm,
+        rearm_word=rearm_word,
+        canonical_words=lambda words: tuple(canonical(word) for word in words),
+        canonical_fp32=lambda word: np.where(_u32(word) == np.uint32(SENTINEL), 1 << 31, word),
+        floats=lambda words: [half for word in words for half in (ins.low_half(word), ins.high_half(word))],
+        poisoned_if=lambda words, missing: tuple(
+            frag.choose_word(missing, 0x7FC07FC0, word) for word in words
+        ),
+        word_of=word_of,
+        value_of=lambda word: _u32(np.broadcast_to(word, (count,))).view(np.float32),
+        count_launch=lambda launches: ins.add_launch(launches.base + 14 * 4),
+    )
 
 
 def _situ(gate: Any, up: Any) -> Any:
