@@ -128,6 +128,8 @@ class KernelManifest(Record):
     layer_marks: tuple[str, ...] = ()
     """Patterns of what a layer begins with, in either arm: where a time line is cut."""
     marks_per_layer: Whole = 1
+    collective: str = ""
+    """How ranks meet by these kernels, in the dispatcher's own word; empty: the pack does not say."""
 
     def expected(self) -> dict[str, int]:
         """Launches of one step by op."""
@@ -419,6 +421,11 @@ class Pack(Protocol):
     @property
     def smoke_model(self) -> str:
         """Preset that a CPU drives in milliseconds a step, such as `nano`."""
+
+    def model_of_ranks(self, ranks: int) -> str | None:
+        """Small preset that so many ranks of one process can share, on a CPU or on one GPU; None: there is
+        none.
+        """
 
     @property
     def claimed_model(self) -> str:

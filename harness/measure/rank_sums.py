@@ -18,12 +18,14 @@ Row = tuple[str, str, int, float, bool]
 ROWS, COLUMNS = 4, 64
 
 
-def observe_sums(reduce: Callable[[Sequence[Any]], Sequence[Any]], ranks: int, seed: int) -> Iterator[Row]:
+def observe_sums(
+    reduce: Callable[[Sequence[Any]], Sequence[Any]], ranks: int, seed: int, device: str = "cpu"
+) -> Iterator[Row]:
     """(arm, case, rank, worst distance in ulp, whether the rank's sum is rank 0's bit for bit)."""
     for case, parts in _cases(ranks, seed).items():
         exact = torch.stack([part.double() for part in parts]).sum(0)
         scale = torch.stack([part.double().abs() for part in parts]).sum(0)
-        sums = reduce([part.clone() for part in parts])
+        sums = [value.cpu() for value in reduce([part.to(device, copy=True) for part in parts])]
         planted = _rounding_sum(parts if ranks > 2 else parts[:-1])
         for arm, found in (("on", sums), ("planted", [planted] * ranks)):
             for rank, value in enumerate(found):

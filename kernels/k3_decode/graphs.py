@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from k3_decode.collectives import run_ranks
 from k3_decode.decode import OptimisedStep
 from k3_decode.state import StepInputs
 
@@ -28,14 +29,15 @@ class _Captured:
 
 
 class GraphedSteps:
-    """Replays one rank's optimised steps; captures each shape when it is first met."""
+    """Replays the optimised steps of all ranks in this process; captures each shape when it is first met.
+
+    Ranks that share a GPU run one after the other in one graph, up to where they meet.
+    """
 
     def __init__(self, ranks: Sequence[OptimisedStep], max_pages: int) -> None:
-        if len(ranks) != 1:
-            raise ValueError(
-                f"graphs need one rank in this process that runs optimised steps; here are {len(ranks)}"
-            )
-        self._step, self._max_pages = ranks[0], max_pages
+        if not ranks:
+            raise ValueError("graphs need a rank in this process that runs optimised steps; here is none")
+        self._ranks, self._max_pages = tuple(ranks), max_pages
         self._captured: dict[tuple[int, int], _Captured] = {}
 
     def run(self, tokens: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
@@ -63,27 +65,22 @@ class GraphedSteps:
             context_min=like.context_min,
             context_max=like.context_max,
         )
-        launches = self._step.launches.clone()
+        launches = [step.launches.clone() for step in self._ranks]
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call,unused-ignore]  # has no types
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
-            _finish(self._step, tokens, inputs)
+            self._forward(tokens, inputs)
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            logits = _finish(self._step, tokens, inputs)
-        self._step.launches.copy_(launches)
+            logits = self._forward(tokens, inputs)
+        for step, before in zip(self._ranks, launches, strict=True):
+            step.launches.copy_(before)
         return _Captured(graph, tokens, inputs, logits)
 
-
-def _finish(step: OptimisedStep, tokens: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
-    """Runs a step of one rank, which meets nobody."""
-    try:
-        next(step.forward(tokens, inputs))
-    except StopIteration as end:
-        logits: torch.Tensor = end.value
-        return logits
-    raise RuntimeError("a step under capture asked for a collective; graphs are for one rank")
+    def _forward(self, tokens: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
+        """Logits as every rank has them."""
+        return run_ranks([step.forward(tokens, inputs) for step in self._ranks])[0]
 
 
 def _copy(target: StepInputs, source: StepInputs) -> None:

@@ -5,7 +5,7 @@ a kernel is known by the name that its module gives it, on a CPU by its function
 the gather of the embedding's rows. In one process ranks meet in `collectives/meetings.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from k3_decode.bound_layers import ASIDE_ROWS, narrow_first
@@ -46,6 +46,12 @@ EMBEDDING = {
     True: ("*index_select*", "*indexSelect*", "*gather_kernel*", "*index_elementwise_kernel*"),
 }
 """Torch's gather of the embedding's rows, by whether a GPU runs it; CUDA has a kernel for each shape."""
+MEETING = {
+    False: (("collectives/meetings.py:_combined",),),
+    True: (("*copy_kernel*",), ("*CUDAFunctor_add*", "*AddFunctor*"), ("*CatArray*",)),
+}
+"""How ranks of one process meet, by whether a GPU runs it: torch's casts of the parts and of their sum, its
+additions in rank order, and what puts the parts of a gather side by side."""
 AROUND = ("aten::log_softmax", "*softmax*", "*SoftMax*", "*copy*", "*FillFunctor*")
 """The engine's own: the step's inputs, and log-probabilities of its logits."""
 LAYER_MARKS = (
@@ -90,7 +96,7 @@ def uses_of(model: K3Shapes, table: OpTable, implementation: str, rows: int, tp:
     found += _uses(table, implementation, rows, "step", once)
     found.append(Use("embedding", EMBEDDING[is_cute], "step", 1, is_fused=False))
     if tp > 1:
-        found.append(Use("collective", ("collectives/meetings.py:_combined",), "meeting", 1, is_fused=False))
+        found += _meetings(tp, is_cute=is_cute)
     if not is_cute:
         found.append(Use("stock", ("ops/*.py:stock",), "step", 0, is_fused=False))
     return tuple(found)
@@ -124,9 +130,23 @@ def pass_manifest(table: OpTable, implementation: str, rows: int, kind: str, int
     return (*_uses(table, implementation, rows, kind, calls), *more)
 
 
-def meetings_of_a_step(model: K3Shapes) -> int:
-    """Times that the ranks of a step meet: after each attention and FFN, twice in a MoE, and at the head."""
-    return 2 * model.layers + (model.layers - 1) + 1
+def meetings_of_a_step(model: K3Shapes) -> dict[str, int]:
+    """Times that the ranks of a step meet, by what for: sums after each attention and FFN, and one more in a
+    MoE; a gather at the head.
+    """
+    return {"sum": 2 * model.layers + (model.layers - 1), "gather": 1}
+
+
+def _meetings(tp: int, *, is_cute: bool) -> Iterator[Use]:
+    """Kernels of one sum and of one gather over the ranks of one process."""
+    if not is_cute:
+        for kind in ("sum", "gather"):
+            yield Use("collective", MEETING[False][0], kind, 1, is_fused=False)
+        return
+    casts, additions, parts = MEETING[True]
+    yield Use("collective", casts, "sum", tp + 1, is_fused=False)
+    yield Use("collective", additions, "sum", tp - 1, is_fused=False)
+    yield Use("collective", parts, "gather", 1, is_fused=False)
 
 
 def _uses(table: OpTable, implementation: str, rows: int, layer: str, calls: Mapping[str, int]) -> list[Use]:

@@ -43,6 +43,8 @@ OP_KINDS = (
     "op.attention_out", "op.moe_front", "op.router", "op.experts", "op.situ_mlp", "op.latent_tail", "op.head",
 )  # fmt: skip
 """Single ops that are timed beside their peers (`peers/op_arms.py`)."""
+PLAYED_RANKS = {1: "nano", 2: "nano", 4: "nano_h16", 8: "nano_h16", 16: "nano_h16"}
+"""Presets that ranks of one process share."""
 MRCR_LENGTHS = (256, 512)
 MRCR_LENGTHS_FULL = (256, 512, 1024, 2048, 4096, 8192)
 CHAIN_TOKENS = (500,)
@@ -63,6 +65,10 @@ class K3DecodePack:
     def __init__(self) -> None:
         """Raises `InputError` where a tuned table of this package is none."""
         _check_tables(is_built=False)
+
+    def model_of_ranks(self, ranks: int) -> str | None:
+        """Nano for one or two ranks, a wider one for more."""
+        return PLAYED_RANKS.get(ranks)
 
     def claim_file(self) -> Path:
         """`claim.yaml` beside the kernels."""
@@ -205,7 +211,7 @@ class K3DecodePack:
         from k3_decode.session import kernels_of_a_step
 
         uses, layers = kernels_of_a_step(_spec(request), requests * rows)
-        return _manifest(uses, layers)
+        return _manifest(uses, layers, "in_process" if request.tp > 1 else "none")
 
     def layer_manifest(self, request: door.LayerRequest) -> door.KernelManifest:
         """Kernels of one pass over the layers of a benchmark."""
@@ -464,7 +470,7 @@ def _check_tables(*, is_built: bool) -> None:
         raise InputError(str(error)) from error
 
 
-def _manifest(uses: Sequence[Any], layers: Mapping[str, int]) -> door.KernelManifest:
+def _manifest(uses: Sequence[Any], layers: Mapping[str, int], collective: str = "") -> door.KernelManifest:
     from dataclasses import asdict
 
     from k3_decode.manifest import AROUND, LAYER_MARKS, MARKS_PER_LAYER
@@ -472,7 +478,7 @@ def _manifest(uses: Sequence[Any], layers: Mapping[str, int]) -> door.KernelMani
     return door.KernelManifest(
         kernels=tuple(door.KernelUse.model_validate(asdict(use)) for use in uses),
         layers=tuple(layers.items()), around=AROUND, layer_marks=LAYER_MARKS,
-        marks_per_layer=MARKS_PER_LAYER,
+        marks_per_layer=MARKS_PER_LAYER, collective=collective,
     )  # fmt: skip
 
 

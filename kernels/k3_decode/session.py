@@ -91,8 +91,7 @@ def kernels_of_a_step(spec: SessionSpec, rows: int) -> tuple[tuple[Use, ...], di
     table = _counted_ops(spec.implementation, spec.model, spec.tp)
     uses = uses_of(shapes, table, spec.implementation, rows, spec.tp)
     layers = {kind: count * spec.tp for kind, count in kinds_of_layers(shapes).items()}
-    meetings = meetings_of_a_step(shapes) if spec.tp > 1 else 0
-    return uses, {**layers, "step": spec.tp, "meeting": meetings}
+    return uses, {**layers, "step": spec.tp, **(meetings_of_a_step(shapes) if spec.tp > 1 else {})}
 
 
 class ModelSession:

@@ -13,6 +13,7 @@ __all__ = [
     "KIMI_LINEAR_48B",
     "MXFP4_GROUP",
     "NANO",
+    "NANO_H16",
     "NANO_LINEAR",
     "PRESETS",
     "K3Shapes",
@@ -212,6 +213,8 @@ NANO = K3Shapes(
     max_context=16384,
 )
 CANARY_H8 = replace(CANARY, name="canary_h8", heads=8)
+NANO_H16 = replace(NANO, name="nano_h16", heads=16, expert_inter=512, shared_inter=512, dense_inter=512)
+"""Nano as 16 ranks can share it, each with as much as the kernels take at least."""
 NANO_LINEAR = replace(
     NANO,
     name="nano_linear",
@@ -227,5 +230,5 @@ NANO_LINEAR = replace(
 )
 """Kimi-Linear's mechanisms at nano's size."""
 PRESETS: dict[str, K3Shapes] = {
-    s.name: s for s in (K3, KIMI_LINEAR_48B, CANARY, CANARY_H8, NANO, NANO_LINEAR)
+    s.name: s for s in (K3, KIMI_LINEAR_48B, CANARY, CANARY_H8, NANO, NANO_H16, NANO_LINEAR)
 }

@@ -91,6 +91,8 @@ class Faults:
     """An optimised step sets an environment variable."""
     leaves_state: bool = False
     """What the path wrote stays in the slots after the switch is turned off."""
+    said_ranks: int = 1
+    """What the ledger says of how many ranks ran a step; one does."""
     rounds_every_rank: bool = False
     """A sum over ranks is rounded to bf16 after each."""
 
@@ -278,11 +280,13 @@ class FakeSession:
     ) -> None:
         if self._observer is None:
             return
+        lengths = [self._lengths.get(slot, 0) for slot in requests]
         self._observer(
             Decision(
                 step=self._step, phase=phase, requests=len(requests), rows=rows, tokens=tokens,
-                batch_bucket=64, is_graph=False, tp=1, dcp=1,
-                drafts=self._request.drafts, context_min=1, context_max=1,
+                batch_bucket=64, is_graph=False, tp=self._faults.said_ranks, dcp=1,
+                drafts=rows - 1 if phase == "verify" else 0, context_min=min(lengths) + rows,
+                context_max=max(lengths) + rows,
                 path="optimised" if taken else "stock", reason=reason, layer_paths="o" if taken else "s",
                 collective=(self._faults.collective if taken else "") or "none",
             )
@@ -302,14 +306,18 @@ def _head(state: torch.Tensor, slots: Sequence[int], weight: torch.Tensor) -> to
 class FakePack:
     """See `domain.pack.Pack`."""
 
-    def __init__(self, faults: Faults | None = None, limit: int = 64) -> None:
+    def __init__(self, faults: Faults | None = None, limit: int = 64, ranks: tuple[int, ...] = (1,)) -> None:
         self.faults = faults or Faults()
         self.limit = limit
+        self.ranks = ranks
 
     name = "fake"
     root = Path(__file__).parent
     repository_prefix = "tests/fakes/"
     smoke_model = "tiny"
+
+    def model_of_ranks(self, ranks: int) -> str | None:
+        return "tiny" if ranks in self.ranks else None
 
     def claim_file(self) -> Path:
         return self.root / "claim.yaml"

@@ -18,8 +18,8 @@ from harness.faults.fault import Fault
 from harness.faults.scenes import PatchScene
 
 __all__ = [
-    "FIRST", "FP8", "LONG", "LONGEST", "PATH_CHECK", "VERIFY", "WIDE", "changed", "engine_fault",
-    "kernel_checks", "op_fault", "replaced", "step_fault", "together", "wrapped",
+    "FIRST", "FP8", "LONG", "LONGEST", "PATH_CHECK", "RANKS_CHECK", "VERIFY", "WIDE", "changed",
+    "engine_fault", "kernel_checks", "op_fault", "replaced", "step_fault", "together", "wrapped",
 ]  # fmt: skip
 
 FIRST = "cpu.tp1.dcp1.b3.c65.d0.bf16.decode"
@@ -30,6 +30,7 @@ LONGEST = "cpu.tp1.dcp1.b1.c2100.d0.bf16.decode"
 WIDE = "cpu.tp1.dcp1.b8.c65.d0.bf16.decode"
 FP8 = "cpu.tp1.dcp1.b3.c65.d0.fp8.decode"
 PATH_CHECK = "coverage/path/{arch}.tp1.dcp1.b2.c24.d0.bf16.decode"
+RANKS_CHECK = "coverage/path/{arch}.tp2.dcp1.b2.c24.d0.bf16.decode"
 Edit = Mapping[str, str]
 """Text of a function's source and what stands in its place."""
 

@@ -18,10 +18,10 @@ from k3_decode.manifest import (
 from k3_decode.op_table import load_ops
 from k3_decode.ops.contract import OP_NAMES
 from k3_decode.session import SessionSpec, kernels_of_a_step, launches_of_a_step
-from k3_decode.shapes import NANO
+from k3_decode.shapes import NANO, NANO_H16
 
 CUTE = Path(k3_decode.__file__).parent / "cute"
-CPU = torch.device("cpu")
+CPU, META = torch.device("cpu"), torch.device("meta")
 
 
 def totals(kind: str, rows: int) -> dict[str, int]:
@@ -53,9 +53,19 @@ def test_manifest_and_launch_counts_of_a_step_are_the_same(tp: int) -> None:
 
 
 def test_ranks_meet_after_each_attention_and_ffn_twice_in_a_moe_and_at_the_head() -> None:
-    assert meetings_of_a_step(NANO) == 6 + 6 + 5 + 1
+    assert meetings_of_a_step(NANO) == {"sum": 6 + 6 + 5, "gather": 1}
     uses = uses_of(NANO, load_ops("cpu", NANO.rank(2), CPU), "cpu", 1, 2)
-    assert [use.layer for use in uses if use.op == "collective"] == ["meeting"]
+    assert [use.layer for use in uses if use.op == "collective"] == ["sum", "gather"]
+
+
+def test_four_ranks_on_a_gpu_cast_their_parts_add_them_in_turn_and_round_once() -> None:
+    uses = uses_of(NANO_H16, load_ops("cute", NANO_H16.rank(4), META), "cute", 1, 4)
+    found = [(use.patterns[0], use.layer, use.count) for use in uses if use.op == "collective"]
+    assert found == [
+        ("*copy_kernel*", "sum", 4 + 1),
+        ("*CUDAFunctor_add*", "sum", 3),
+        ("*CatArray*", "gather", 1),
+    ]
 
 
 @pytest.mark.parametrize("op", [*OP_NAMES, "narrow_mlp"])

@@ -7,11 +7,12 @@ from itertools import product
 from harness.domain.cell import Cell
 from harness.domain.check import StageName
 from harness.domain.claim import Envelope
+from harness.domain.pack import Pack
 from harness.domain.policy import CellDemand
 from harness.domain.stage import PlanRequest
 from harness.stages.coverage.wanted import Wanted, steps_of
 
-__all__ = ["demanded_cells", "unreached", "with_demands"]
+__all__ = ["demanded_cells", "model_of", "unreached", "with_demands"]
 
 CPU_CONTEXT = 16384
 """Longest context that a path check fills on a CPU."""
@@ -34,8 +35,9 @@ def with_demands(request: PlanRequest, wanted: list[Wanted]) -> list[Wanted]:
                 )
                 wanted.append(
                     Wanted(
-                        kind, name, cell, proves, subject=feature or name, unavailable=unreached(cell),
-                        more=(("is_drawn", False),),
+                        kind, name, cell, proves, subject=feature or name,
+                        unavailable=unreached(cell, request.pack), more=(("is_drawn", False),),
+                        model=model_of(cell, request.pack),
                     )
                 )  # fmt: skip
             least = max(demand.min_tokens, wanted[found].min_tokens or 0)
@@ -45,12 +47,17 @@ def with_demands(request: PlanRequest, wanted: list[Wanted]) -> list[Wanted]:
     return wanted
 
 
-def unreached(cell: Cell) -> str | None:
+def model_of(cell: Cell, pack: Pack) -> str:
+    """The small model that as many ranks can share as the cell has; empty where there is none, or for one."""
+    return "" if cell.tp == 1 else pack.model_of_ranks(cell.tp) or ""
+
+
+def unreached(cell: Cell, pack: Pack) -> str | None:
     """Why this machine's in-process engine cannot serve a cell; None where it can."""
     if cell.arch == "cpu" and cell.context > CPU_CONTEXT:
         return f"a CPU takes too long over a context of {cell.context}; needs a GPU"
-    if cell.arch != "cpu" and cell.tp > 1:
-        return f"{cell.tp} ranks need as many GPUs"
+    if cell.tp > 1 and not model_of(cell, pack):
+        return f"the pack has no small model that {cell.tp} ranks of one process can share"
     if cell.dcp > 1:
         return f"a context divided over {cell.dcp} ranks needs an engine that divides it"
     return None

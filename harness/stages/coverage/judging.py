@@ -28,6 +28,7 @@ from harness.stages.coverage.witnesses import (
     has_pair,
     kernels_differ,
     launches_per_step,
+    ledger_objection,
     median_kl,
     show,
     step_rows,
@@ -82,6 +83,8 @@ def _judge_path(check: Check, samples: Samples) -> Outcome:
     status, words = on.status, on.words
     if status is Status.PASS:
         status, words = _like_for_like(samples, words)
+    if status is Status.PASS and (objection := ledger_objection(check, samples)):
+        status, words = Status.FAIL, objection
     if status is Status.PASS and worst_kl(samples, "on") is None:
         status, words = Status.FAIL, "the optimised path gave log-probabilities that are not finite"
     return judged(check, samples, status, words, next_steps(check), control, figures)

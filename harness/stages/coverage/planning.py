@@ -15,7 +15,7 @@ from harness.domain.claim import Envelope
 from harness.domain.machine import Tier
 from harness.domain.record import Scalar, Setting
 from harness.domain.stage import PlanRequest
-from harness.stages.coverage.demands import with_demands
+from harness.stages.coverage.demands import model_of, with_demands
 from harness.stages.coverage.wanted import Wanted, steps_of
 
 __all__ = ["path_cells", "plan"]
@@ -64,17 +64,16 @@ def plan(request: PlanRequest) -> tuple[Check, ...]:
 
 
 def path_cells(
-    envelope: Envelope, arch: str, contexts: tuple[int, ...] = (SHORT_CONTEXT,)
+    envelope: Envelope, arch: str, contexts: tuple[int, ...] = (SHORT_CONTEXT,), ranks: tuple[int, ...] = ()
 ) -> tuple[Cell, ...]:
-    """Bucket edges in decode, the smallest batch in longer contexts and on two ranks, and verify at fewest
-    and most drafts where the joint limit admits a batch.
+    """Bucket edges in decode, the smallest batch in longer contexts, two requests on several ranks, and
+    verify at fewest and most drafts where the joint limit admits a batch.
     """
     short = {"arch": arch, "context": SHORT_CONTEXT}
     cells = [{**short, "batch": edge} for edge in sorted({envelope.batch.min, *envelope.batch_buckets})]
     longer = [context for context in contexts if context > SHORT_CONTEXT]
     cells += [{**short, "batch": envelope.batch.min, "context": context} for context in longer]
-    if arch == "cpu" and 2 in envelope.tp:
-        cells.append({**short, "batch": 2, "tp": 2})
+    cells += [{**short, "batch": 2, "tp": tp} for tp in ranks]
     for drafts in sorted({max(1, envelope.drafts.min), envelope.drafts.max}):
         for batch in sorted({envelope.batch.min, envelope.max_rows_per_step // (drafts + 1)}):
             cells.append({**short, "batch": batch, "drafts": drafts, "phase": "verify"})
@@ -168,14 +167,17 @@ def _path_wanted(request: PlanRequest, base: Cell) -> Iterator[Wanted]:
         "of a trace alike"
     )
     bands = tuple(int(band) for band in str(_limits(request)["context_bands"]).split(","))
-    for cell in path_cells(envelope, arch, bands):
-        is_drawn = cell == base
-        yield Wanted("path", cell.label(), cell, proves, more=(("is_drawn", is_drawn),))
+    played = [tp for tp in envelope.tp if tp > 1 and request.pack.model_of_ranks(tp)]
+    if arch == "cpu" and not request.is_full:
+        played = sorted({*played[:1], *played[-1:]})  # a CPU runs the ranks one after the other
+    for cell in path_cells(envelope, arch, bands, tuple(played)):
+        more = (("is_drawn", cell == base),)
+        yield Wanted("path", cell.label(), cell, proves, more=more, model=model_of(cell, request.pack))
     long_run = base.model_copy(update={"batch": envelope.batch.min})
     yield Wanted(
         "path", "long_run", long_run, f"{proves}, in each of {LONG_RUN_STEPS} steps", steps=LONG_RUN_STEPS
     )
-    for ranks in envelope.tp if arch == "cpu" else ():
+    for ranks in envelope.tp:
         if ranks > 1:
             yield Wanted(
                 "collective", f"sum.tp{ranks}", base,
@@ -271,6 +273,6 @@ def _check(request: PlanRequest, wanted: Wanted) -> Check:
         is_required=wanted.is_demanded or kind in subjects or (not subjects and not wanted.is_optional),
         cost_s=OTHER_COST_S[kind]
         if kind in OTHER_COST_S
-        else 0.3 + COST_PER_ROW_S * cell.rows * steps / 3 + cell.context * 0.001,
+        else 0.3 + COST_PER_ROW_S * cell.rows * cell.tp * steps / 3 + cell.context * 0.001,
         unavailable=missing,
     )

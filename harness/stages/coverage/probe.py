@@ -21,7 +21,10 @@ __all__ = ["DRAWN_LAYER", "Probe", "Row", "Tracing", "divergences", "trace_table
 Row = tuple[Scalar, ...]
 STEP_COLUMNS = (
     "arm", "step", "phase", "requests", "rows", "tokens", "bucket", "path", "reason", "layers", "is_graph",
-    "collective",
+    "collective", "tp", "dcp", "drafts", "context_min", "context_max",
+)  # fmt: skip
+TRACE_COLUMNS = (
+    "arm", "sentinel_seen", "sentinel_planted", "blind", "graph_launches", "steps", "collective",
 )  # fmt: skip
 KERNEL_COLUMNS = ("arm", "step", "op", "name", "place", "seen", "declared", "counted")
 TRACED_STEPS = {"cpu": 1}
@@ -140,7 +143,8 @@ class Probe:
             self.ledger_rows.append(
                 (
                     label, d.step, d.phase, d.requests, d.rows, d.tokens, d.batch_bucket, d.path, d.reason,
-                    d.layer_paths, d.is_graph, d.collective,
+                    d.layer_paths, d.is_graph, d.collective, d.tp, d.dcp, d.drafts, d.context_min,
+                    d.context_max,
                 )
             )  # fmt: skip
             if d.path == "optimised":
@@ -193,7 +197,8 @@ class Tracing:
             events = [event for event in trace.events if event.step == number]
             probe.kernel_rows += kernel_rows(label, number, events, self._manifest, counted, is_listed=is_on)
         launches = sum(trace.graph_launches.values())
-        probe.trace_rows.append((label, *trace.sentinel, trace.blind, launches, len(self._counted)))
+        met = self._manifest.collective if is_on else ""
+        probe.trace_rows.append((label, *trace.sentinel, trace.blind, launches, len(self._counted), met))
         if probe.check.parameter("is_drawn"):
             probe.span_rows += span_rows(label, trace.events, self._manifest, DRAWN_LAYER)
 
@@ -261,7 +266,7 @@ def trace_tables(
         SampleTable(name="kernels", columns=KERNEL_COLUMNS, rows=tuple(kernels)),
         SampleTable(
             name="traces",
-            columns=("arm", "sentinel_seen", "sentinel_planted", "blind", "graph_launches", "steps"),
+            columns=TRACE_COLUMNS,
             rows=tuple(traces),
         ),
         SampleTable(

@@ -106,7 +106,8 @@ def _sample_collective(probe: Probe) -> tuple[SampleTable, ...]:
     from harness.measure.rank_sums import observe_sums
 
     ranks = int(probe.check.parameter("ranks") or 0)
-    rows = observe_sums(probe.context.pack.rank_sums, ranks, int(probe.check.parameter("seed") or 0))
+    device = "cpu" if probe.cell.arch == "cpu" else "cuda"
+    rows = observe_sums(probe.context.pack.rank_sums, ranks, int(probe.check.parameter("seed") or 0), device)
     columns = ("arm", "case", "rank", "worst_ulp", "is_alike")
     return (SampleTable(name="sums", columns=columns, rows=tuple(rows)),)
 
@@ -139,7 +140,7 @@ def _sample_layer(probe: Probe) -> tuple[SampleTable, ...]:
             for step in range(2):
                 events = [event for event in trace.events if event.step == step]
                 kernels += kernel_rows(label, step, events, manifest, None, is_listed=True)
-            traces.append((label, *trace.sentinel, trace.blind, sum(trace.graph_launches.values()), 2))
+            traces.append((label, *trace.sentinel, trace.blind, sum(trace.graph_launches.values()), 2, ""))
             spans += span_rows(label, trace.events, manifest, DRAWN_LAYER)
         counts = layers.counts("optimised")
     path = "optimised" if counts.is_optimised else "stock"

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from harness.domain.check import Figure, Samples, Status
+from harness.domain.check import Check, Figure, Samples, Status
 from harness.domain.record import Scalar
 
 __all__ = [
     "GENERATED", "KL_FLOOR", "Rows", "Witness", "arm_rows", "compare_builds", "compare_collectives", "figure",
-    "has_pair", "kernels_differ", "launches_per_step", "median_kl", "records", "show", "step_rows", "traced",
-    "witness", "worst_kl",
+    "has_pair", "kernels_differ", "launches_per_step", "ledger_objection", "median_kl", "records", "show",
+    "step_rows", "traced", "witness", "worst_kl",
 ]  # fmt: skip
 
 KL_FLOOR = 1e-9
@@ -130,6 +130,37 @@ def compare_collectives(samples: Samples) -> str:
         return ""
     on, off = (", ".join(sorted(by_arm[arm])) for arm in ("on", "off"))
     return f"the optimised arm's ranks met by {on}, stock's by {off}"
+
+
+def ledger_objection(check: Check, samples: Samples) -> str:
+    """What the ledger says of a generated step that is not what was asked of it; empty where nothing is.
+
+    The harness drove the steps itself, so it knows every column; how ranks met, the manifest and the trace
+    know.
+    """
+    cell = check.cell
+    if cell is None:
+        return "the check has no cell to hold the ledger against"
+    rows = cell.drafts + 1
+    asked: dict[str, Scalar] = {
+        "phase": cell.phase, "requests": cell.batch, "rows": rows, "tokens": cell.rows, "tp": cell.tp,
+        "dcp": cell.dcp, "drafts": cell.drafts, "is_graph": check.parameter("implementation") == "cute",
+    }  # fmt: skip
+    for number, step in enumerate(step_rows(samples, "on", decode_only=True), 1):
+        length = cell.context + number * rows
+        wanted = {**asked, "context_min": length, "context_max": length}
+        for name, value in wanted.items():
+            if step[name] != value:
+                return f"the ledger says {name} {step[name]} of step {step['step']}, which had {value}"
+    words = {str(row["collective"]) for row in step_rows(samples, "on", decode_only=True)}
+    if ("none" in words) != (cell.tp * cell.dcp == 1):
+        said = ", ".join(sorted(words))
+        return f"the ledger says that ranks met by {said}, and the cell has {cell.tp * cell.dcp}"
+    ran = {str(row["collective"]) for row in arm_rows(samples, "traces", "on")} - {""}
+    if ran and ran != words:
+        said, seen = (", ".join(sorted(each)) for each in (words, ran))
+        return f"the ledger says that ranks met by {said}, and the kernels that ran are those of {seen}"
+    return ""
 
 
 def step_rows(samples: Samples, arm: str, *, decode_only: bool) -> Rows:

@@ -94,6 +94,18 @@ def test_arms_whose_ranks_met_by_unlike_collectives_are_no_comparison(tmp_path: 
     assert outcome.summary == "the optimised arm's ranks met by multicast, stock's by none"
 
 
+def test_a_ledger_that_names_other_ranks_than_the_cell_fails(tmp_path: Path) -> None:
+    outcome = outcome_of(COVERAGE, "path/cpu.tp1.dcp1.b4.", Faults(said_ranks=2), tmp_path)
+    assert outcome.status is Status.FAIL
+    assert outcome.summary == "the ledger says tp 2 of step 0, which had 1"
+
+
+def test_ranks_that_the_pack_has_a_model_for_get_a_cell_of_their_own() -> None:
+    envelope = plan_request().claim.envelope.model_copy(update={"tp": (1, 2, 4)})
+    cells = path_cells(envelope, "cpu", ranks=(2, 4))
+    assert [(c.tp, c.batch) for c in cells if c.tp > 1] == [(2, 2), (4, 2)]
+
+
 def test_a_ledger_that_lies_is_caught_by_the_kernels_own_counters(tmp_path: Path) -> None:
     faults = Faults(fallback_from_step=3, lying_ledger=True)
     outcome = outcome_of(COVERAGE, "path/cpu.tp1.dcp1.b4.", faults, tmp_path)

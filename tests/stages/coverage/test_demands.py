@@ -82,13 +82,14 @@ def test_a_demanded_cell_that_stays_empty_is_no_evidence_named_with_the_command_
     ("fields", "reason"),
     [
         ({"context": 65536}, "a CPU takes too long over a context of 65536; needs a GPU"),
-        ({"arch": "sm_90a", "tp": 8}, "8 ranks need as many GPUs"),
+        ({"arch": "sm_90a", "tp": 4}, None),
+        ({"arch": "sm_90a", "tp": 8}, "the pack has no small model that 8 ranks of one process can share"),
         ({"dcp": 2}, "a context divided over 2 ranks needs an engine that divides it"),
         ({"context": 4096, "tp": 2}, None),
     ],
 )
 def test_what_this_engine_cannot_serve_says_why(fields: dict[str, object], reason: str | None) -> None:
-    assert unreached(Cell.model_validate({"arch": "cpu", **fields})) == reason
+    assert unreached(Cell.model_validate({"arch": "cpu", **fields}), FakePack(ranks=(1, 2, 4))) == reason
 
 
 def test_stages_that_generate_nothing_take_no_cells_and_features_take_no_drafts() -> None:

@@ -2,23 +2,29 @@
 
 import pytest
 
+from harness.domain.cell import Cell
 from harness.domain.check import Samples, SampleTable, StageName, Status
 from harness.domain.machine import Tier
 from harness.domain.record import Scalar
 from harness.stages.coverage import judge
-from harness.stages.coverage.probe import KERNEL_COLUMNS, STEP_COLUMNS
-from harness.stages.coverage.witnesses import compare_builds, kernels_differ, traced, witness
+from harness.stages.coverage.probe import KERNEL_COLUMNS, STEP_COLUMNS, TRACE_COLUMNS
+from harness.stages.coverage.witnesses import (
+    compare_builds,
+    kernels_differ,
+    ledger_objection,
+    traced,
+    witness,
+)
 from tests.fakes.requests import planned
 
 Row = tuple[Scalar, ...]
-STEP: Row = ("on", 5, "decode", 2, 1, 2, 2, "optimised", "taken", "oo", True, "none")
+STEP: Row = ("on", 5, "decode", 2, 1, 2, 2, "optimised", "taken", "oo", True, "none", 1, 1, 0, 25, 25)
 SOUND: Row = ("on", 5, "router", "router", "graph", 4, 4, 4)
 
 
 def samples(*kernels: Row, blind: str = "", builds: tuple[Row, ...] = ()) -> Samples:
     arms = dict.fromkeys(("on", *(str(row[0]) for row in kernels)))
-    traces = tuple((arm, 10, 10, blind, 1, 1) for arm in arms)
-    names = ("arm", "sentinel_seen", "sentinel_planted", "blind", "graph_launches", "steps")
+    traces = tuple((arm, 10, 10, blind, 1, 1, "") for arm in arms)
     return Samples(
         check="coverage/path/x",
         tier=Tier.RANK,
@@ -28,7 +34,7 @@ def samples(*kernels: Row, blind: str = "", builds: tuple[Row, ...] = ()) -> Sam
                 name="launches", columns=("arm", "op", "counted", "expected"), rows=(("on", "router", 4, 4),)
             ),
             SampleTable(name="kernels", columns=KERNEL_COLUMNS, rows=kernels),
-            SampleTable(name="traces", columns=names, rows=traces),
+            SampleTable(name="traces", columns=TRACE_COLUMNS, rows=traces),
             SampleTable(name="builds", columns=("arm", "digest"), rows=builds),
         ),
     )
@@ -105,6 +111,47 @@ def test_two_builds_must_be_two() -> None:
 def test_arms_that_ran_the_same_kernels_are_no_comparison() -> None:
     rows = (SOUND, ("off", *SOUND[1:]))
     assert not kernels_differ(samples(*rows))
+
+
+RANKED = Cell.model_validate({"arch": "cpu", "tp": 2, "batch": 2, "context": 24})
+RANKED_STEP = {**dict(zip(STEP_COLUMNS, STEP, strict=True)), "is_graph": False, "tp": 2}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"collective": "in_process"}, ""),
+        ({"collective": "none"}, "the ledger says that ranks met by none, and the cell has 2"),
+        (
+            {"collective": "multicast"},
+            "the ledger says that ranks met by multicast, and the kernels that ran are those of in_process",
+        ),
+        ({"collective": "in_process", "tp": 1}, "the ledger says tp 1 of step 5, which had 2"),
+        ({"collective": "in_process", "dcp": 2}, "the ledger says dcp 2 of step 5, which had 1"),
+        ({"collective": "in_process", "requests": 1}, "the ledger says requests 1 of step 5, which had 2"),
+        (
+            {"collective": "in_process", "context_max": 24},
+            "the ledger says context_max 24 of step 5, which had 25",
+        ),
+        (
+            {"collective": "in_process", "is_graph": True},
+            "the ledger says is_graph True of step 5, which had False",
+        ),
+    ],
+)
+def test_each_column_of_the_ledger_is_held_to_what_was_asked_and_to_what_ran(
+    fields: dict[str, Scalar], words: str
+) -> None:
+    check = planned(StageName.COVERAGE, "path/cpu.tp1.dcp1.b1.").model_copy(update={"cell": RANKED})
+    steps = (tuple({**RANKED_STEP, **fields}.values()),)
+    found = Samples(
+        check=check.id, tier=Tier.SMOKE,
+        tables=(
+            SampleTable(name="steps", columns=STEP_COLUMNS, rows=steps),
+            SampleTable(name="traces", columns=TRACE_COLUMNS, rows=(("on", 1, 1, "", 0, 1, "in_process"),)),
+        ),
+    )  # fmt: skip
+    assert ledger_objection(check, found) == words
 
 
 def costs(ledger_us: float, planted_us: float = 800.0) -> Samples:
