@@ -37,6 +37,7 @@ from harness.domain.stage import StageContext
 from harness.engines.packs import harness_digest, load_pack, pack_digest
 from harness.executors.local import ChildSampler
 from harness.executors.sandbox import limit_this_process
+from harness.forking import IDLE_THREAD
 from harness.measure.machine import read_machine
 from harness.stages import stage_of
 
@@ -127,7 +128,7 @@ def needs_network(plan: Plan) -> bool:
 def serve(job: Job) -> None:
     """Answer check ids from standard input until it closes. Standard output is kept for answers alone."""
     limit_this_process()
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, name=IDLE_THREAD, daemon=True).start()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a candidate prints goes to the log
 
@@ -225,7 +226,7 @@ def make_context(plan: Plan, pack: Pack, job: Job, on_note: Callable[[str], None
     return StageContext(
         pack=pack, claim=plan.claim, policy=plan.policy, zones=plan.zones, rules=plan.rules,
         change=change, machine=plan.machine, tier=plan.tier, tree=tree, cache=cache, logs=logs, ledger=ledger,
-        progress=on_note,
+        progress=on_note, checks=plan.checks,
     )  # fmt: skip
 
 

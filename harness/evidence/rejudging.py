@@ -4,17 +4,12 @@ A judge is a function of one check and its samples, so that outcomes can be judg
 Invariant: what is found, and the order in which it is said, do not depend on the number of processes.
 """
 
-import contextlib
-import multiprocessing
 import os
-import sys
-import threading
-import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from typing import NamedTuple
 
+from harness import forking
 from harness.domain.check import Check, Outcome, Samples
 from harness.domain.errors import EvidenceError
 from harness.evidence.integrity import Notes, Rejudge, Work
@@ -30,8 +25,6 @@ UNBOUND = (
 )
 MIN_SPREAD = 100
 """Fewer outcomes take less time than the processes that would share them."""
-MAX_PROCESSES = 8
-"""Each holds one check's samples."""
 
 
 class Again(NamedTuple):
@@ -50,10 +43,6 @@ class _Task(NamedTuple):
     rejudge: Rejudge
     checks: dict[str, Check]
     held: Sequence[Outcome]
-
-
-_task: _Task | None = None
-"""What forked processes work on. They inherit it: a judge is a closure, which cannot be sent."""
 
 
 def check_rederivation(work: Work, notes: Notes) -> None:
@@ -83,47 +72,16 @@ def check_rederivation(work: Work, notes: Notes) -> None:
 def _all_again(task: _Task) -> Iterator[Again]:
     """In the order of `task.held`."""
     places = range(len(task.held))
-    if _processes(len(task.held)) == 1:
-        yield from (_again(task, n) for n in places)
+    again = partial(_again, task)
+    if forking.processes_for(len(places), MIN_SPREAD) == 1:
+        yield from map(again, places)
         return
     # One of each stage is judged here first: what its judge loads is then loaded once, before the fork.
     first = {task.checks[o.check].stage: n for n, o in reversed(list(enumerate(task.held)))}
-    done = {n: _again(task, n) for n in first.values()}
+    done = {n: again(n) for n in first.values()}
     rest = [n for n in places if n not in done]
-    done.update(zip(rest, _shared_out(task, rest), strict=True))
+    done.update(zip(rest, forking.forked_map(again, rest, at_least=1), strict=True))
     yield from (done[n] for n in places)
-
-
-def _shared_out(task: _Task, places: Sequence[int]) -> list[Again]:
-    """The outcomes at these places, judged again by forked processes; here, where a process was killed."""
-    global _task
-    processes = _processes(len(task.held))
-    _task = task
-    try:
-        with contextlib.ExitStack() as stack:
-            # Python warns of a fork beside threads; those here are of libraries that handle it.
-            stack.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore", DeprecationWarning)
-            fork = multiprocessing.get_context("fork")
-            pool = stack.enter_context(ProcessPoolExecutor(processes, mp_context=fork))
-            return list(pool.map(_inherited, places, chunksize=1 + len(places) // (processes * 8)))
-    except BrokenProcessPool:
-        return [_again(task, n) for n in places]
-    finally:
-        _task = None
-
-
-def _inherited(place: int) -> Again:
-    assert _task is not None, "only forked processes come here"
-    return _again(_task, place)
-
-
-def _processes(outcomes: int) -> int:
-    """How many processes share so many outcomes. One where a fork is unsafe or not worth it."""
-    is_safe = sys.platform == "linux" and threading.active_count() == 1
-    if outcomes < MIN_SPREAD or not is_safe or multiprocessing.parent_process() is not None:
-        return 1
-    return min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
 
 
 def _again(task: _Task, place: int) -> Again:

@@ -1,5 +1,6 @@
 """Both sides of a change, file by file, out of git's objects."""
 
+import os
 import subprocess
 from dataclasses import dataclass
 from types import TracebackType
@@ -42,6 +43,7 @@ class GitTree:
         self._limits = limits
         self._entries: dict[str, dict[str, Entry]] = {}
         self._reader: subprocess.Popen[bytes] | None = None
+        self._reader_of = 0
 
     def read(self, side: Side, path: str) -> bytes | None:
         """Content of `path` (a symlink's target), or None where there is no file."""
@@ -128,7 +130,8 @@ class GitTree:
         return content
 
     def _batch(self) -> subprocess.Popen[bytes]:
-        if self._reader is None:
+        if self._reader is None or self._reader_of != os.getpid():  # a forked process has one of its own
+            self._reader_of = os.getpid()
             self._reader = subprocess.Popen(
                 ["git", "cat-file", "--batch"],
                 cwd=self._scratch.root,

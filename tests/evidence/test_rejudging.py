@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from harness import forking
 from harness.domain.bundle import BundleState
 from harness.domain.check import Check, Outcome, Samples, Status
-from harness.evidence import rejudging
 from harness.evidence.verify import examine
 from tests.evidence.example_judge import judge
 from tests.evidence.example_run import example_plan, write_example
@@ -37,7 +37,7 @@ def admitted_by_hand(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def forks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes, for however few outcomes."""
-    monkeypatch.setattr(rejudging, "_processes", lambda outcomes: 2)
+    monkeypatch.setattr(forking, "processes_for", lambda places, at_least: 2)
 
 
 @pytest.mark.usefixtures("forks")
@@ -45,7 +45,7 @@ def test_two_processes_find_what_one_finds_in_the_same_order(
     admitted_by_hand: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared, work = examine(admitted_by_hand, judge)
-    monkeypatch.setattr(rejudging, "_processes", lambda outcomes: 1)
+    monkeypatch.setattr(forking, "processes_for", lambda places, at_least: 1)
     alone, own_work = examine(admitted_by_hand, judge)
     assert alone.state is BundleState.BROKEN
     assert "the samples give FAIL" in alone.model_dump_json()
@@ -71,7 +71,3 @@ def test_a_judge_whose_process_is_killed_judges_here(admitted_by_hand: Path) -> 
         return judge(check, samples)
 
     assert examine(admitted_by_hand, killed)[0] == examine(admitted_by_hand, judge)[0]
-
-
-def test_few_outcomes_are_judged_in_this_process() -> None:
-    assert rejudging._processes(rejudging.MIN_SPREAD - 1) == 1

@@ -12,15 +12,17 @@ import builtins
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from harness.stages.isolation.names import absolute_name, package_of, reached_name
+from harness.stages.isolation.names import HOLDS_STATEMENTS, absolute_name, package_of, reached_name
 from harness.stages.isolation.source import Source
 
 __all__ = ["Flow", "Origin", "Scope", "flow_of"]
 
 MAX_STEPS: Final = 40
 MAX_ORIGINS: Final = 60
+MAX_RETURNS: Final = 20
 MAX_TRIES: Final = 3
 """Times that an expression in a loop of names is followed before what was found is taken."""
 HANDS_ON: Final = frozenset(
@@ -101,11 +103,18 @@ class Flow:
         self.calls: list[tuple[ast.Call, Scope]] = []
         self.statements: list[tuple[ast.AST, Scope]] = []
         self.choices: list[ast.If | ast.IfExp] = []
+        self.read_attributes: list[ast.Attribute] = []
+        self._returns: dict[ast.AST, list[ast.expr]] = {}
         if has_globals:
             self._enter_globals(tree)
         self._walk(tree, self.module)
         for call, scope in self.calls:
             self._hand_over(call, scope)
+
+    def close(self) -> None:
+        """Let go of what refers to itself, so that nobody has to look for it; nothing may be asked then."""
+        for scope in (self.module, *self.scopes.values()):
+            scope.bindings.clear()
 
     def origins(self, node: ast.expr | None, scope: Scope, depth: int = 0) -> Origins:
         """Everything shared that an expression may denote."""
@@ -290,8 +299,12 @@ class Flow:
             return NONE
         if isinstance(definition, ast.Lambda):
             return self.origins(definition.body, inner, depth)
-        values = [r.value for r in ast.walk(definition) if isinstance(r, ast.Return | ast.Yield) and r.value]
-        return frozenset(o for value in values[:20] for o in self.origins(value, inner, depth))
+        if definition not in self._returns:
+            ends = (
+                r.value for r in ast.walk(definition) if isinstance(r, ast.Return | ast.Yield) and r.value
+            )
+            self._returns[definition] = list(islice(ends, MAX_RETURNS))
+        return frozenset(o for value in self._returns[definition] for o in self.origins(value, inner, depth))
 
     def _hand_over(self, call: ast.Call, scope: Scope) -> None:
         """Arguments of a call become what the parameters of the file's own function may stand for."""
@@ -327,6 +340,8 @@ class Flow:
             kind = type(here)
             if kind in _PLACED:
                 self._lies_in[here] = inside
+            elif kind is ast.Attribute and type(here.ctx) is ast.Load:  # type: ignore[attr-defined]
+                self.read_attributes.append(here)  # type: ignore[arg-type]
             inner = self._enter(here, inside) if kind in _ENTERED else inside
             for name in _FIELDS[kind]:
                 value: Any = getattr(here, name, None)
@@ -337,10 +352,17 @@ class Flow:
 
     def _enter_globals(self, tree: ast.AST) -> None:
         """`global` holds in the whole function around it, also for what is bound before it is read."""
-        for function in ast.walk(tree):
-            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                named = {n for s in ast.walk(function) if isinstance(s, ast.Global) for n in s.names}
-                self._global_names[function] = named
+        waiting: list[tuple[ast.AST, tuple[ast.AST, ...]]] = [(tree, ())]
+        while waiting:
+            node, around = waiting.pop()
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                around = (*around, node)
+            elif isinstance(node, ast.Global):
+                for function in around:
+                    self._global_names.setdefault(function, set()).update(node.names)
+            waiting += [
+                (child, around) for child in ast.iter_child_nodes(node) if isinstance(child, HOLDS_STATEMENTS)
+            ]
 
     def _enter(self, node: ast.AST, scope: Scope) -> Scope:
         """Binds what a node binds; the scope of what lies in it."""

@@ -4,14 +4,15 @@ Invariant: a name maps to the dotted name of what was imported under it; a varia
 expression maps to the same. Values that travel through calls or containers are not followed.
 """
 
+import ast
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from harness.stages.isolation.source import Node, Source
 
 __all__ = [
-    "absolute_name", "imported_names", "imports_of", "package_of", "root_names", "string_value",
-    "typed_parameters",
+    "HOLDS_STATEMENTS", "Imported", "absolute_name", "imported_names", "imports_of", "package_of",
+    "root_names", "statements_of", "string_value", "typed_parameters",
 ]  # fmt: skip
 
 MAX_CHAIN: Final = 200
@@ -21,35 +22,77 @@ REACHED: Final = frozenset(
      "asyncio", "mmap", "fcntl", "runpy")
 )  # fmt: skip
 """Modules of the standard library that reach out; whoever imports one hands it on as an attribute."""
+HOLDS_STATEMENTS: Final = (ast.stmt, ast.ExceptHandler, ast.match_case)
 CHOICES: Final = ("list", "tuple", "dictionary", "conditional_expression", "boolean_operator")
 CHAIN: Final = ("attribute", "subscript", "call", "parenthesized_expression", "named_expression")
 
 
-def imports_of(source: Source) -> tuple[tuple[Node, str, str], ...]:
-    """(node, bound name, dotted name) of each import; `from a import *` binds `*`."""
+class Imported(NamedTuple):
+    """One thing that a statement imports."""
+
+    first: int
+    last: int
+    """Lines of the statement."""
+    bound: str
+    """The name that stands for it here; `*` for all that a module has."""
+    dotted: str
+    """What it is."""
+
+
+def imports_of(source: Source) -> tuple[Imported, ...]:
+    """Each import, wherever it stands."""
     return source.derive("imports", lambda s: tuple(_imports(s)))
 
 
-def _imports(source: Source) -> Iterator[tuple[Node, str, str]]:
-    root, package = source.root, package_of(source.path)
+def statements_of(module: ast.Module) -> Iterator[ast.AST]:
+    """Every statement; what can hold one is looked into, which is a small part of a tree."""
+    waiting: list[ast.AST] = [module]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += (child for child in ast.iter_child_nodes(node) if isinstance(child, HOLDS_STATEMENTS))
+
+
+def _imports(source: Source) -> Iterator[Imported]:
+    package = package_of(source.path)
+    if source.module is None:
+        yield from _imports_of_unread(source, package)
+        return
+    for node in statements_of(source.module):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                bound = name.asname or name.name.partition(".")[0]
+                yield Imported(node.lineno, node.end_lineno or node.lineno, bound, name.name)
+        elif isinstance(node, ast.ImportFrom) and node.module != "__future__":
+            origin = absolute_name("." * node.level + (node.module or ""), package)
+            for name in node.names:
+                dotted = origin if name.name == "*" else f"{origin}.{name.name}"
+                yield Imported(node.lineno, node.end_lineno or node.lineno, name.asname or name.name, dotted)
+
+
+def _imports_of_unread(source: Source, package: str) -> Iterator[Imported]:
+    """The same for a file that this interpreter cannot parse."""
+    root = source.root
     if root is None or source.language != "python":
         return
     for node in root.find_all(kind="import_statement"):
+        place = node.range().start.line + 1, node.range().end.line + 1
         for child in node.named_children():
             if child.kind() == "aliased_import":
-                yield node, child.field("alias").text(), child.field("name").text()
+                yield Imported(*place, child.field("alias").text(), child.field("name").text())
             elif child.kind() == "dotted_name":
-                yield node, child.text().split(".")[0], child.text()
+                yield Imported(*place, child.text().split(".")[0], child.text())
     for node in root.find_all(kind="import_from_statement"):
+        place = node.range().start.line + 1, node.range().end.line + 1
         module = node.field("module_name")
         origin = absolute_name(module.text(), package) if module is not None else ""
         for name in node.field_children("name"):
             if name.kind() == "aliased_import":
-                yield node, name.field("alias").text(), f"{origin}.{name.field('name').text()}"
+                yield Imported(*place, name.field("alias").text(), f"{origin}.{name.field('name').text()}")
             else:
-                yield node, name.text(), f"{origin}.{name.text()}"
+                yield Imported(*place, name.text(), f"{origin}.{name.text()}")
         if any(child.kind() == "wildcard_import" for child in node.children()):
-            yield node, "*", origin
+            yield Imported(*place, "*", origin)
 
 
 def imported_names(source: Source) -> dict[str, str]:
@@ -62,7 +105,7 @@ def _imported_names(source: Source) -> dict[str, str]:
     if root is None or source.language != "python":
         return {}
     names: dict[str, str] = {}
-    for _, bound, dotted in imports_of(source):
+    for _, _, bound, dotted in imports_of(source):
         names.setdefault(bound, dotted if bound != dotted.split(".")[0] else bound)
     for assignment in root.find_all(kind="assignment"):
         left, right = assignment.field("left"), assignment.field("right")

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from harness.domain.change import SourceTree
 from harness.domain.errors import InputError
 from harness.domain.policy import ZoneMap
-from harness.stages.isolation.detectors.definitions import Altered, altered_functions
+from harness.stages.isolation.detectors.definitions import Altered
 from harness.stages.isolation.import_graph import (
     MAX_MODULES,
     ModuleGraph,
@@ -66,10 +66,13 @@ class Radius(NamedTuple):
 
 
 def measure_radius(
-    judged: Sequence[Source], tree: SourceTree, zones: ZoneMap, head_zones: ZoneIndex
+    judged: Sequence[Source],
+    altered: tuple[Altered, ...],
+    tree: SourceTree,
+    zones: ZoneMap,
+    head_zones: ZoneIndex,
 ) -> Radius:
     """The reach of the judged files' changes; only Python files are in the graph."""
-    altered = tuple(a for source in judged for a in altered_functions(source))
     code = [s for s in judged if s.zone not in UNTESTED_ZONES and s.after is not None and s.added]
     changed = [s for s in judged if s.language == "python" and s.zone not in UNTESTED_ZONES]
     sides = {side: tuple(p for p in tree.paths(side) if p.endswith(".py")) for side in ("base", "head")}

@@ -1,11 +1,9 @@
 """What the rules saw: raw findings, what was read, and what became of the planted violations."""
 
-import gc
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime
-from typing import Final
+from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from harness.domain.change import SourceTree
@@ -21,10 +19,12 @@ from harness.stages.isolation.radius import measure_radius
 from harness.stages.isolation.scan import (
     DEFAULT_MAX_FILE_BYTES,
     PackPart,
+    Reading,
     Scan,
     apply_waivers,
     families_of,
     read_sources,
+    read_through,
     scan_rules,
     surroundings_of,
 )
@@ -34,11 +34,17 @@ from harness.stages.isolation.zones import ZoneIndex
 
 __all__ = ["run", "sample", "sample_on"]
 
-MAX_HELD_FILES: Final = 800
-"""Changed files above which trees are made anew for each family, rather than all held in memory."""
-_READ: WeakKeyDictionary[SourceTree, tuple[tuple[str, str, str], ZoneIndex, dict[str, Source]]] = (
-    WeakKeyDictionary()
-)
+
+class _Held(NamedTuple):
+    """A change, read once for all families while its tree is open."""
+
+    asked: tuple[object, ...]
+    zones: ZoneIndex
+    sources: dict[str, Source]
+    readings: dict[str, Reading]
+
+
+_READ: Final[WeakKeyDictionary[SourceTree, _Held]] = WeakKeyDictionary()
 
 
 def sample(check: Check, context: StageContext) -> Samples:
@@ -57,23 +63,17 @@ def sample_on(check: Check, context: StageContext, today: date) -> Samples:
         raise InputError(
             f"{check.id} reads the repository, and none was given; run it where that is (--repo DIR)"
         )
-    with _without_collection():
-        return _sample(check, context, today)
-
-
-def _sample(check: Check, context: StageContext, today: date) -> Samples:
-    assert context.tree is not None
     started = time.monotonic()
     family = str(check.subject)
     context.progress(f"isolation: {family} over {len(context.change.files)} files")
-    zones, sources = _read(context)
-    part = PackPart(context.claim, context.pack.repository_prefix)
+    held = _read(context)
+    zones, sources, part = held.zones, held.sources, _part(context)
     is_pack = {path: part.has(source.file) for path, source in sources.items()}
     judged = [s for p, s in sources.items() if family in families_of(context.policy, is_pack[p])]
     if family == "zones":
         scan, trials = _scan_zones(context, sources, judged, zones)
     else:
-        scan, trials = _scan_family(check, context, sources, judged, zones)
+        scan, trials = _scan_family(check, context, held, judged)
     graph = _draw(context, zones, part) if family == "opt_in" else Graph(())
     if family == "opt_in":
         added = {source.path: source.added for source in judged}
@@ -91,39 +91,43 @@ def _sample(check: Check, context: StageContext, today: date) -> Samples:
             _selection_table(graph),
             SampleTable(name="sampled", columns=("on",), rows=((today.isoformat(),),)),
             *(_graph_tables(graph) if family == "opt_in" else ()),
-            *(_radius_tables(context, judged, zones) if family == "blast_radius" else ()),
+            *(_radius_tables(context, judged, held) if family == "blast_radius" else ()),
         ),
         findings=findings,
         duration_s=round(time.monotonic() - started, 3),
     )
 
 
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """No search for garbage meanwhile: each new syntax tree would have all held ones searched again,
-    which took most of the time of a large change.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-def _read(context: StageContext) -> tuple[ZoneIndex, dict[str, Source]]:
-    """The changed files, read and parsed once for all families while the tree is open."""
+def _read(context: StageContext) -> _Held:
+    """The changed files with what every family's rules find in them."""
     tree = context.tree
     assert tree is not None
-    key = (context.zones.digest(), context.change.base, context.change.head)
+    change = context.change
+    asked = (change.base, change.head, context.zones, context.rules, context.policy, context.claim)
     held = _READ.get(tree)
-    if held is None or held[0] != key:
+    if held is None or held.asked != asked:
         zones = ZoneIndex(context.zones, frozenset(tree.paths("head")))
-        held = (key, zones, read_sources(context.change, tree, zones))
-        if len(held[2]) <= MAX_HELD_FILES:
-            _READ[tree] = held
-    return held[1], held[2]
+        sources = read_sources(context.change, tree, zones)
+        held = _Held(asked, zones, sources, _read_through(context, tree, zones, sources))
+        _READ[tree] = held
+    return held
+
+
+def _read_through(
+    context: StageContext, tree: SourceTree, zones: ZoneIndex, sources: dict[str, Source]
+) -> dict[str, Reading]:
+    part, rules = _part(context), [rule for rule in context.rules if _applies(rule, context)]
+    of_family = {
+        is_pack: [rule for rule in rules if rule.family in families_of(context.policy, is_pack)]
+        for is_pack in (True, False)
+    }
+    around = surroundings_of(sources, tree, zones, context.claim, DEFAULT_MAX_FILE_BYTES)
+    wanted = [of_family[part.has(source.file)] for source in sources.values()]
+    return read_through(tuple(sources.values()), wanted, around)
+
+
+def _part(context: StageContext) -> PackPart:
+    return PackPart(context.claim, context.pack.repository_prefix)
 
 
 def _scan_zones(
@@ -139,19 +143,15 @@ def _scan_zones(
 
 
 def _scan_family(
-    check: Check,
-    context: StageContext,
-    sources: dict[str, Source],
-    judged: Sequence[Source],
-    zones: ZoneIndex,
+    check: Check, context: StageContext, held: _Held, judged: Sequence[Source]
 ) -> tuple[Scan, tuple[Trial, ...]]:
     assert context.tree is not None
     rules = [rule for rule in context.rules if rule.family == check.subject and _applies(rule, context)]
     limits = {threshold.name: threshold.value for threshold in check.thresholds}
     max_file_bytes = int(limits.get("max_file_bytes", DEFAULT_MAX_FILE_BYTES))
-    around = surroundings_of(sources, context.tree, zones, context.claim, max_file_bytes)
+    around = surroundings_of(held.sources, context.tree, held.zones, context.claim, max_file_bytes)
     trials = tuple(trial for rule in rules for trial in try_rule(rule))
-    return scan_rules(rules, judged, around), trials
+    return scan_rules(rules, judged, around, held.readings), trials
 
 
 def _applies(rule: Rule, context: StageContext) -> bool:
@@ -222,11 +222,10 @@ def _graph_tables(graph: Graph) -> tuple[SampleTable, ...]:
     )
 
 
-def _radius_tables(
-    context: StageContext, judged: Sequence[Source], zones: ZoneIndex
-) -> tuple[SampleTable, ...]:
+def _radius_tables(context: StageContext, judged: Sequence[Source], held: _Held) -> tuple[SampleTable, ...]:
     assert context.tree is not None
-    radius = measure_radius(judged, context.tree, context.zones, zones)
+    altered = tuple(a for source in judged for a in held.readings[source.path].altered)
+    radius = measure_radius(judged, altered, context.tree, context.zones, held.zones)
     tables = (
         ("reach_by_zone", ("zone", "modules", "before", "after"), radius.zones),
         ("newly_reaching", ("path", "zone", "chain"), radius.newly),

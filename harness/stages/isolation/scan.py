@@ -1,13 +1,18 @@
 """A change through the rules: what was read, what was found, what was waived.
 
-Invariant: the same change, tree, rules and date give the same findings in the same order (path, line, rule).
+All rules read one file before any reads the next, so that its syntax trees are made once and then let go; a
+large change is shared out among processes by files.
+Invariant: the same change, tree, rules and date give the same findings in the same order (path, line, rule),
+however many processes read.
 """
 
+import gc
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple
 
 from pathspec import GitIgnoreSpec
 
@@ -16,18 +21,24 @@ from harness.domain.check import Finding
 from harness.domain.claim import Claim
 from harness.domain.errors import InputError
 from harness.domain.policy import Policy, Rule, Waiver
+from harness.forking import forked_map
 from harness.stages.isolation.detectors import DETECTORS
+from harness.stages.isolation.detectors.definitions import Altered, altered_functions
 from harness.stages.isolation.source import Source
 from harness.stages.isolation.surroundings import Match, Surroundings
 from harness.stages.isolation.zones import ZoneIndex
 
 __all__ = [
-    "DEFAULT_MAX_FILE_BYTES", "PackPart", "RuleCount", "Scan", "apply_waivers", "families_of", "read_sources",
-    "scan_rules", "surroundings_of",
+    "DEFAULT_MAX_FILE_BYTES", "PackPart", "Reading", "RuleCount", "Scan", "apply_waivers", "families_of",
+    "read_sources", "read_through", "scan_rules", "surroundings_of",
 ]  # fmt: skip
 
 DEFAULT_MAX_FILE_BYTES: Final = 2**20
 MAX_EXCERPT: Final = 300
+MIN_SPREAD: Final = 40
+"""Changed files under which other processes would cost more than they save."""
+LIMITED: Final = ("giant_file",)
+"""Detectors that read a limit of their check."""
 _FUNCTION: Final = re.compile(r"def (\w+)")
 
 
@@ -65,6 +76,15 @@ class Scan:
     counts: tuple[RuleCount, ...]
 
 
+class Reading(NamedTuple):
+    """What one file holds."""
+
+    matches: Mapping[str, tuple[Match, ...]]
+    """By the id of each rule that read it, but for those with a limit of their check."""
+    altered: tuple[Altered, ...]
+    """Public functions that callers meet differently now."""
+
+
 def families_of(policy: Policy, is_pack: bool) -> tuple[str, ...]:
     """Rule families that judge a file."""
     return policy.rule_families if is_pack else policy.outside_pack_families
@@ -96,14 +116,37 @@ def surroundings_of(
     )
 
 
-def scan_rules(rules: Sequence[Rule], sources: Sequence[Source], around: Surroundings) -> Scan:
+def read_through(
+    sources: Sequence[Source], rules: Sequence[Sequence[Rule]], around: Surroundings
+) -> dict[str, Reading]:
+    """What each file's rules find in it, by path. `rules` has those of each file in turn."""
+    was_on = gc.isenabled()
+    gc.disable()  # what refers to itself is let go by hand; each tree would have all objects looked through
+    try:
+        work = partial(_read_one, sources, rules, around)
+        readings = forked_map(work, range(len(sources)), at_least=MIN_SPREAD)
+    finally:
+        if was_on:
+            gc.enable()
+    return {source.path: reading for source, reading in zip(sources, readings, strict=True)}
+
+
+def scan_rules(
+    rules: Sequence[Rule], sources: Sequence[Source], around: Surroundings, readings: Mapping[str, Reading]
+) -> Scan:
     """Findings of every rule over the files that its zones and languages name."""
     findings: list[Finding] = []
     counts = []
     for rule in rules:
         read = [source for source in sources if _is_read(rule, source)]
         found = [
-            _finding(rule, s, match) for s in read for match in DETECTORS[rule.detector](rule, s, around)
+            _finding(rule, source, match)
+            for source in read
+            for match in (
+                DETECTORS[rule.detector](rule, source, around)
+                if rule.detector in LIMITED
+                else readings[source.path].matches[rule.id]
+            )
         ]
         findings += found
         counts.append(RuleCount(rule.id, rule.severity.value, len(read), len(found)))
@@ -123,6 +166,21 @@ def apply_waivers(findings: Sequence[Finding], waivers: Sequence[Waiver], today:
         waiver = next(covering, None)
         words = f"{waiver.owner}, until {waiver.expires.isoformat()}: {waiver.reason}" if waiver else None
         yield finding.model_copy(update={"waived": words}) if words else finding
+
+
+def _read_one(
+    sources: Sequence[Source], rules: Sequence[Sequence[Rule]], around: Surroundings, place: int
+) -> Reading:
+    source = sources[place]
+    matches = {
+        rule.id: tuple(DETECTORS[rule.detector](rule, source, around))
+        for rule in rules[place]
+        if rule.detector not in LIMITED and _is_read(rule, source)
+    }
+    is_asked = any(rule.family == "blast_radius" for rule in rules[place])
+    altered = tuple(altered_functions(source)) if is_asked else ()
+    source.let_go()
+    return Reading(matches, altered)
 
 
 def _functions(source: Source) -> frozenset[str]:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 from ast_grep_py import SgRoot
 
@@ -62,6 +62,7 @@ NESTING: Final = {
         "compound_statement", "if_statement", "assignment_expression",
     ),
 }  # fmt: skip
+TREES: Final = ("root", "old_root", "module")
 T = TypeVar("T")
 
 
@@ -69,6 +70,15 @@ def language_of(path: str) -> Language:
     """Language by suffix."""
     dot = path.rfind(".")
     return SUFFIXES.get(path[dot:].lower(), "other") if dot > path.rfind("/") else "other"
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """Something derived from a file that refers to itself."""
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
 
 
 @dataclass
@@ -90,6 +100,15 @@ class Source:
         if name not in self._derived:
             self._derived[name] = make(self)
         return cast("T", self._derived[name])
+
+    def let_go(self) -> None:
+        """Forget syntax trees and what was derived from them; whoever asks again has them made again."""
+        for held in self._derived.values():
+            if isinstance(held, Closes):
+                held.close()
+        self._derived.clear()
+        for name in TREES:
+            self.__dict__.pop(name, None)
 
     @property
     def path(self) -> str:

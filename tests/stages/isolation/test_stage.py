@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from harness import forking
 from harness.domain.check import Outcome, Samples, Status
 from harness.domain.errors import InputError
 from harness.domain.policy import Waiver
@@ -299,3 +300,17 @@ def test_samples_that_do_not_fit_are_invalid_and_never_a_crash(bench: Any) -> No
     for check in plan(request_for(bench)):
         for done, bad in spoiled(_samples(bench, check), SHAPES):
             assert judge(check, bad).status is Status.INVALID, done
+
+
+def test_two_processes_find_what_one_finds(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The override is known only from a file of the tree that the change leaves alone."""
+    override = "from engine.core import Scheduler\n\n\nclass Own(Scheduler):\n    def _admit(self): ...\n"
+    bench.commit({"engine/core.py": "class Scheduler:\n    def _admit(self): ...\n"})
+    bench.commit({f"models/k3/own_{n}.py": override for n in range(6)} | {"models/k3/step.py": PATCH})
+    monkeypatch.setattr(forking, "processes_for", lambda places, at_least: 1)
+    alone = bench.judge()
+    monkeypatch.setattr(forking, "processes_for", lambda places, at_least: 2)
+    shared = bench.judge()
+    found = [(f.rule, f.path, f.line) for f in alone["reach"].findings]
+    assert ("private_override", "models/k3/own_5.py", 5) in found
+    assert [o.findings for o in shared.values()] == [o.findings for o in alone.values()]

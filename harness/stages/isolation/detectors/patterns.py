@@ -26,12 +26,11 @@ VALUE = "VALUE"
 
 def find_ast_grep(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
     """Matches of any pattern that touch an added line."""
-    root = source.root
-    if root is None:
+    if source.after is None or source.language == "other":
         return
     seen: set[int] = set()
     is_cpp = source.language in ("cpp", "cuda")
-    for searched, patterns in _searches(rule, root, source.derive("parts", _parts)):
+    for searched, patterns in _searches(rule, source):
         for config in _configs(rule, is_cpp, patterns):
             for node in _find_all(rule, searched, config):
                 place = node.range()
@@ -54,7 +53,7 @@ def find_ast_grep(rule: Rule, source: Source, around: Surroundings) -> Iterator[
 def find_regex(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
     """Added lines on which any pattern is found."""
     text = source.derive("added text", lambda s: "\n".join(s.lines[n - 1] for n in sorted(s.added)))
-    expressions = [_compiled(pattern) for pattern in rule.patterns if _in_lines(pattern).search(text)]
+    expressions = [_compiled(p) for p in rule.patterns if _must_hold(p) in text and _in_lines(p).search(text)]
     if not expressions:
         return
     for line in sorted(source.added):
@@ -95,21 +94,27 @@ def _methods_by_text(rule: Rule, source: Source) -> Iterator[int]:
                 yield text.count("\n", 0, found.start()) + 1
 
 
-def _searches(rule: Rule, root: Node, parts: tuple["_Part", ...]) -> list[tuple[Node, frozenset[str]]]:
+def _searches(rule: Rule, source: Source) -> list[tuple[Node, frozenset[str]]]:
     """What to search for which patterns: a few parts, or the whole tree at once, as every search reads the
-    patterns anew.
+    patterns anew. The tree is made where there is something to search for.
     """
-    asked = [(part.node, frozenset(p for p in rule.patterns if _may_match(p, part))) for part in parts]
-    asked = [(node, patterns) for node, patterns in asked if patterns]
+    parts = source.derive("parts", _parts)
+    whole = source.derive("all parts", lambda s: _all_of(parts))
+    likely = [p for p in rule.patterns if _may_match(p, whole)]
+    asked = [(part, frozenset(p for p in likely if _may_match(p, part))) for part in parts if likely]
+    asked = [(part, patterns) for part, patterns in asked if patterns]
+    if not asked or (root := source.root) is None:
+        return []
     if len(asked) <= MAX_SEARCHED_PARTS:
-        return asked
+        return [(node, patterns) for part, patterns in asked for node in _nodes_of(part, root)]
     return [(root, frozenset().union(*(patterns for _, patterns in asked)))]
 
 
 class _Part(NamedTuple):
     """A statement of the file's top level that touches an added line."""
 
-    node: Node
+    first: int
+    last: int
     text: str
     words: frozenset[str]
 
@@ -118,17 +123,45 @@ def _parts(source: Source) -> tuple[_Part, ...]:
     """What can hold a match: searching these by the words in them spares most of a tree. The whole file where
     it is not of statements, as a parser's error leaves it.
     """
-    root = source.root
-    nodes = [] if root is None else list(root.children())
-    if any(node.kind() == "ERROR" for node in nodes):
-        nodes = [root]
     found = []
-    for node in nodes:
-        place = node.range()
-        if source.first_added(place.start.line + 1, place.end.line + 1) is not None:
-            text = node.text()
-            found.append(_Part(node, text, frozenset(_WORD.findall(text))))
+    for first, last in _places(source):
+        if source.first_added(first, last) is not None:
+            text = "\n".join(source.lines[first - 1 : last])
+            found.append(_Part(first, last, text, frozenset(_WORD.findall(text))))
     return tuple(found)
+
+
+def _places(source: Source) -> list[tuple[int, int]]:
+    """First and last line of each statement of the top level."""
+    if source.module is not None:
+        return [
+            (
+                min((node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ())))),
+                node.end_lineno or 0,
+            )
+            for node in source.module.body
+        ]
+    if (root := source.root) is None:
+        return []
+    nodes = list(root.children())
+    if any(node.kind() == "ERROR" for node in nodes):
+        return [(1, len(source.lines))]
+    return [(place.start.line + 1, place.end.line + 1) for place in (node.range() for node in nodes)]
+
+
+def _nodes_of(part: _Part, root: Node) -> list[Node]:
+    """Nodes of the top level in a part; the whole tree where its parser made other statements of the file."""
+    nodes = list(root.children())
+    if any(node.kind() == "ERROR" for node in nodes):
+        return [root]
+    places = [(node, node.range()) for node in nodes]
+    return [n for n, at in places if at.start.line < part.last and at.end.line + 1 >= part.first]
+
+
+def _all_of(parts: tuple[_Part, ...]) -> _Part:
+    """The parts as one: what is not in it is in none."""
+    words = frozenset().union(*(part.words for part in parts))
+    return _Part(0, 0, "\n".join(part.text for part in parts), words)
 
 
 class _Wanted(NamedTuple):
@@ -178,6 +211,12 @@ def _find_all(rule: Rule, root: Node, config: Any) -> list[Node]:
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
+
+
+@cache
+def _must_hold(pattern: str) -> str:
+    """Text that every match holds, which is found much faster than a match."""
+    return "" if _compiled(pattern).flags & (re.IGNORECASE | re.VERBOSE) else longest_literal(pattern)
 
 
 @cache

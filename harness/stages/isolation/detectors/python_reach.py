@@ -105,18 +105,18 @@ def find_computed_attribute(rule: Rule, source: Source, around: Surroundings) ->
 
 def find_model_code_imported(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
     """Imports of model code."""
-    for node, _, dotted in imports_of(source):
+    for first, last, _, dotted in imports_of(source):
         if around.zones.zone_of_module(dotted) == "model_code":
-            yield from _match(source, node, f"imports {dotted}, which is model code")
+            yield from _at(source, first, last, f"imports {dotted}, which is model code")
 
 
 def find_module_imported(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
     """Imports of modules that any pattern matches, and calls of such a module that another one hands on."""
     wanted = re.compile("|".join(f"(?:{pattern})" for pattern in rule.patterns))
-    for node, _, dotted in imports_of(source):
+    for first, last, _, dotted in imports_of(source):
         reached = reached_name(dotted)
         if wanted.match(dotted) or (reached is not None and wanted.match(reached)):
-            yield from _match(source, node, f"imports {dotted}")
+            yield from _at(source, first, last, f"imports {dotted}")
     if not rule.patterns or source.language != "python":
         return
     for call in resolved_calls(source):

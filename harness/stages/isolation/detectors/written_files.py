@@ -28,12 +28,12 @@ WRITES: Final = re.compile(r"[wax+]")
 def find_file_written(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
     """Calls and methods that write files, on added lines."""
     flow = flow_of(source)
-    if flow is None or source.module is None:
+    if flow is None:
         return
     whole = re.compile("|".join(p for p in rule.patterns if not p.startswith(".")) or r"(?!)")
     methods = {p.removeprefix(".") for p in rule.patterns if p.startswith(".")}
     seen: set[int] = set()
-    for node, words in _found(source.module, flow, whole, methods):
+    for node, words in _found(flow, whole, methods):
         line = source.first_added(node.lineno, node.end_lineno or node.lineno)
         is_allowed = any(re.fullmatch(expression, ast.unparse(node)) for expression in rule.allow)
         if line is not None and line not in seen and not is_allowed:
@@ -41,9 +41,7 @@ def find_file_written(rule: Rule, source: Source, around: Surroundings) -> Itera
             yield Match(line, source.lines[line - 1].strip(), words)
 
 
-def _found(
-    module: ast.Module, flow: Flow, whole: "re.Pattern[str]", methods: set[str]
-) -> Iterator[tuple[ast.expr, str]]:
+def _found(flow: Flow, whole: "re.Pattern[str]", methods: set[str]) -> Iterator[tuple[ast.expr, str]]:
     for call, scope in flow.calls:
         names = {name.removeprefix("builtins.") for name in flow.names(call.func, scope)}
         hits = sorted(name for name in names if whole.fullmatch(name))
@@ -53,8 +51,8 @@ def _found(
             yield call, "opens a file to write"
         elif _taken_by_text(call) in methods and "getattr" in names:
             yield call, f"takes {_taken_by_text(call)} by its name as text"
-    for node in ast.walk(module):
-        if isinstance(node, ast.Attribute) and node.attr in methods and isinstance(node.ctx, ast.Load):
+    for node in flow.read_attributes:
+        if node.attr in methods:
             yield node, f"takes {node.attr}"
 
 
