@@ -352,9 +352,6 @@ def _kda(
                 chunk_lane = place_at + part_row * (DIM * 4) + part_lane * 16
                 cute.arch.mbarrier_wait(barriers + (warp * stages + n % stages), n // stages % 2)
                 part_tile = [frag.shared_load_f32x4(chunk_lane + i * 128) for i in range(4)]
-                cute.arch.sync_warp()
-                if cutlass.const_expr(n + stages < steps * passes):
-                    kda_rule.fill(chunks_at[n + stages], place_at, barriers_at + n % stages * 8, lane)
                 part_tile = [kda_rule.decayed(part_tile[i], all_decays[i]) for i in range(4)]
                 dots = [kda_rule.dots_of(part_tile, all_keys), kda_rule.dots_of(part_tile, all_queries)]
                 dots = frag.sum_lanes([*dots, both_dot] if p == 0 else dots, (4, 2, 1))
@@ -365,6 +362,12 @@ def _kda(
                 square = square + read * read
                 if part_lane == 0:
                     ins.shared_store_f32(read_at + place, read)
+                # Only here, where a value that hangs on all of them has been stored, are the warp's loads from
+                # the place done: issued before it alone, they may wait behind stores that memory holds up,
+                # longer than the copy takes.
+                cute.arch.sync_warp()
+                if cutlass.const_expr(n + stages < steps * passes):
+                    kda_rule.fill(chunks_at[n + stages], place_at, barriers_at + n % stages * 8, lane)
                 for i in cutlass.range_constexpr(4):
                     row = kda_rule.updated(part_tile[i], factor, all_keys[i])
                     frag.store_f32x4_if(target_at + lines[p * 4 + i], row, live)
