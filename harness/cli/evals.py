@@ -140,13 +140,13 @@ def _served_tasks(tasks: list[str], engine: str, server: Path | None, data: str 
     from harness.domain.errors import InputError
     from harness.engines.served import FILE_VARIABLE, load_settings
     from harness.stages.evals.features import FEATURES
-    from harness.stages.evals.planning import OFFICIAL
+    from harness.stages.evals.planning import ENGINE, OFFICIAL
 
     if engine != "vllm" or server is None:
         raise InputError("servers are asked with `--engine vllm --server FILE`, both together")
     load_settings(server)
     os.environ[FILE_VARIABLE] = str(server.resolve())
-    known = (*OFFICIAL, *FEATURES, "features")
+    known = (*OFFICIAL, *FEATURES, "features", ENGINE)
     if not tasks or (wrong := [task for task in tasks if task not in known]):
         what = f"--task {wrong[0]}" if tasks else "no --task"
         raise InputError(f"{what}: of servers can be asked {', '.join(known)}; name one or more with --task")

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from harness.documents.load import load_record
 from harness.domain.errors import InputError
 from harness.domain.record import Number, Positive, Record, Whole
+from harness.engines.measured import MeasuredArms
 from harness.engines.speculation import label_objection, speculative_of
 
 __all__ = ["FILE_VARIABLE", "Acceptance", "ServedArm", "ServerSettings", "load_settings"]
@@ -97,6 +98,8 @@ class ServerSettings(Record):
     answer_limit_s: Number = Field(default=900, gt=0)
     top_logprobs: Whole = 5
     acceptance: Acceptance | None = None
+    measured: MeasuredArms | None = None
+    """Engines of the same model that a program of the pack measures from inside."""
 
     @model_validator(mode="after")
     def _arms_differ(self) -> Self:

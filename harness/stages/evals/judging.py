@@ -19,6 +19,7 @@ from harness.measure.paired import Pairs, Verdict, compare_pairs
 from harness.stages.evals.aime import lm_eval_score, mark
 from harness.stages.evals.conduct import FAILED_CONDUCT, Conduct, Trouble, conduct_of, troubles
 from harness.stages.evals.drift import judge_drift
+from harness.stages.evals.engine_judging import judge_engine
 from harness.stages.evals.feature_judging import judge_feature
 from harness.stages.evals.ledger_tables import lacking_cells, steps_to_fill
 from harness.stages.evals.scorers import SCORER_IDS, mrcr, score_tokens
@@ -69,6 +70,8 @@ def judge(check: Check, samples: Samples) -> Outcome:
         return judge_drift(check, samples)
     if kind == "feature":
         return judge_feature(check, samples)
+    if kind == "engine":
+        return judge_engine(check, samples)
     return _judge_answers(check, samples)
 
 

@@ -26,7 +26,7 @@ from harness.stages.evals.needs import with_needs
 from harness.stages.evals.opening import words_file
 from harness.stages.evals.questions import BANDS
 
-__all__ = ["DEFAULTS", "OFFICIAL", "drift_tokens", "plan"]
+__all__ = ["DEFAULTS", "ENGINE", "OFFICIAL", "drift_tokens", "plan"]
 
 DEFAULTS: dict[str, float] = {
     "drift_factor": 2.0,
@@ -87,6 +87,11 @@ SERVER_COST_S = 240.0
 """Two servers of a small model come up, on 2 cores that do other things too."""
 FEATURE_COST_S = 4.0
 """Measured on 2 cores, the dearest of the six."""
+ENGINE = "engine"
+ENGINE_BATCHES, ENGINE_TOLD = (1, 2, 4, 8, 16), (1, 8)
+"""Batches that engines are measured at, and those whose log-probabilities are kept."""
+ENGINE_COST_S = 220.0
+"""Six engines of one rank's shapes, two at a time, on an H200."""
 NO_ENGINE = "the claimed model needs a server, and vllm is not installed here"
 
 
@@ -134,6 +139,8 @@ def _all_checks(request: PlanRequest, wanted: set[str]) -> Iterator[Check]:
             yield from _feature(request, name, arch, missing)
         if f"{name}_served" in wanted or ("features_served" in wanted and is_promised):
             yield from map(_served, _feature(request, name, arch, None))
+    if f"{ENGINE}_served" in wanted:
+        yield _engine(request, arch)
 
 
 def _wordy(tasks: tuple[EvalTask, ...]) -> tuple[str, ...]:
@@ -338,6 +345,27 @@ def _feature(request: PlanRequest, name: str, arch: str, missing: str | None) ->
         tier=_tier(arch),
         cost_s=FEATURE_COST_S,
         unavailable=missing,
+    )
+
+
+def _engine(request: PlanRequest, arch: str) -> Check:
+    """Both paths inside a real engine, measured by the pack's own program."""
+    parameters: dict[str, Scalar] = {
+        "kind": "engine", "engine": "vllm", "model": "served", "seed": request.seed,
+        "implementation": _implementation(arch), "batches": ",".join(map(str, ENGINE_BATCHES)),
+        "told": ",".join(map(str, ENGINE_TOLD)),
+    }  # fmt: skip
+    return Check(
+        id=f"evals/{ENGINE}/inside",
+        stage=StageName.EVALS,
+        proves="inside a real engine every decode step takes the optimised path, and its log-probabilities "
+        "part from stock's no further than stock's own backends do",
+        cell=Cell.model_validate({"arch": arch, "batch": max(ENGINE_BATCHES), "context": 1024}),
+        subject=ENGINE,
+        thresholds=_thresholds(request),
+        parameters=tuple(sorted(parameters.items())),
+        tier=_tier(arch),
+        cost_s=ENGINE_COST_S,
     )
 
 

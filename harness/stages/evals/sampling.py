@@ -18,6 +18,7 @@ from harness.domain.record import Scalar, sha256_hex
 from harness.domain.stage import StageContext
 from harness.engines.serving import StepTotal
 from harness.stages.evals.data import load_text
+from harness.stages.evals.engine_sampling import sample_engine
 from harness.stages.evals.features import sample_feature
 from harness.stages.evals.judging import judge
 from harness.stages.evals.ledger_tables import ledger_tables
@@ -44,6 +45,8 @@ def run(check: Check, context: StageContext) -> Outcome:
 def sample(check: Check, context: StageContext) -> Samples:
     """Samples of one eval."""
     kind = str(check.parameter("kind"))
+    if kind == "engine":
+        return sample_engine(check, context)
     tables = _sample_drift(_Recorder(check, context)) if kind == "drift" else SAMPLERS[kind](check, context)
     return Samples(check=check.id, tier=context.tier, tables=tables)
 

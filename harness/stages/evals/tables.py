@@ -9,6 +9,7 @@ from harness.domain.table_shape import (
     COUNT,
     FLAG,
     NUMBER,
+    POSITIVE,
     SIZE,
     TEXT,
     TOKENS,
@@ -17,11 +18,13 @@ from harness.domain.table_shape import (
     misshapen,
     optional,
 )
+from harness.engines.measured import ARMS as ENGINES
+from harness.engines.measured import CUT_KINDS
 from harness.stages.evals.ledger_tables import cell_faults
 
 __all__ = [
-    "ANSWER_SHAPES", "DRIFT_SHAPES", "FEATURE_SHAPES", "TASK_SHAPES", "answer_faults", "drift_faults",
-    "feature_faults", "task_faults",
+    "ANSWER_SHAPES", "DRIFT_SHAPES", "ENGINE_SHAPES", "FEATURE_SHAPES", "TASK_SHAPES", "answer_faults",
+    "drift_faults", "engine_faults", "feature_faults", "task_faults",
 ]  # fmt: skip
 
 ARMS = ("stock", "optimised", "poison")
@@ -160,6 +163,35 @@ FEATURE_SHAPES: Mapping[str, TableShape] = {
     **_COMMON,
 }
 
+_ENGINE = {"arm": choice(*ENGINES), "batch": SIZE}
+_TURNS = TableShape({**_ENGINE, "turn": COUNT, "us": POSITIVE}, key=("arm", "batch", "turn"))
+ENGINE_SHAPES: Mapping[str, TableShape] = {
+    "forced": TableShape(
+        {**_ENGINE, "digest": TEXT, "positions": COUNT, "launches": COUNT},
+        key=("arm", "batch"),
+        is_required=True,
+    ),
+    "told": TableShape(
+        {**_ENGINE, "request": COUNT, "position": COUNT, "token": COUNT, "nats": NUMBER},
+        key=("arm", "batch", "request", "position", "token"),
+        is_required=True,
+    ),
+    "decisions": TableShape(
+        {**_ENGINE, "path": choice("stock", "optimised"), "reason": TEXT, "steps": SIZE},
+        key=("arm", "batch", "path", "reason"),
+    ),
+    "layers": TableShape(
+        {**_ENGINE, "step": COUNT, "layer": COUNT, "kind": choice(*CUT_KINDS), "kernels": SIZE, "us": NUMBER},
+        key=("arm", "batch", "step", "layer"),
+    ),
+    "kernels": TableShape(
+        {**_ENGINE, "kernel": TEXT, "launches": SIZE, "us": NUMBER}, key=("arm", "batch", "kernel")
+    ),
+    "replays": _TURNS,
+    "wall": _TURNS,
+    "settings": TableShape({"arm": choice(*ENGINES), "name": TEXT, "value": TEXT}, key=("arm", "name")),
+}
+
 
 def drift_faults(samples: Samples) -> tuple[str, ...]:
     """What keeps a drift eval from being judged."""
@@ -199,6 +231,21 @@ def answer_faults(check: Check, samples: Samples) -> tuple[str, ...]:
 def feature_faults(samples: Samples) -> tuple[str, ...]:
     """What keeps a check of a feature from being judged."""
     return misshapen(samples, FEATURE_SHAPES) or cell_faults(samples)
+
+
+def engine_faults(samples: Samples) -> tuple[str, ...]:
+    """What keeps the measurements of an engine from being judged: their shape, or arms along unlike texts."""
+    return misshapen(samples, ENGINE_SHAPES) or tuple(_unlike_texts(samples))
+
+
+def _unlike_texts(samples: Samples) -> Iterator[str]:
+    forced = _records(samples, "forced")
+    stock = {row["batch"]: (row["digest"], row["positions"]) for row in forced if row["arm"] == "stock"}
+    yield from (
+        f"the {row['arm']} engine was not forced along stock's text at batch {row['batch']}"
+        for row in forced
+        if stock.get(row["batch"]) != (row["digest"], row["positions"])
+    )
 
 
 def _uneven_items(check: Check, samples: Samples) -> Iterator[str]:
