@@ -2,10 +2,10 @@
 
     python -m k3_decode.in_vllm.compare FOLDER [--json FILE]
 
-Pure, over the files that `measure` wrote: `stock`, `ours`, the controls `off` (the plugin loaded, the switch
-off) and `poison`, and stock's own spread: `stockfa` and `stockall`, stock with another attention, and with
-all its decode backends exchanged. NAME_even are the same with a router whose ties are rare
-(`seeded_weights`), NAME12 with four more KDA layers.
+Pure, over the files that `measure` wrote, plain or gzipped: `stock`, `optimised`, the controls `switch_off`
+(the plugin loaded, the switch off) and `poison`, and stock's own spread: `spread` and `spread_other`, stock
+with another attention, and with all its decode backends exchanged. NAME_even are the same with a router whose
+ties are rare (`seeded_weights`), NAME12 with four more KDA layers.
 
 A layer is cut where AttnRes runs: twice a layer and once before the head. Kernels of one graph overlap, so a
 layer's time is from its first kernel's start to the next layer's, and never a sum. A profiler costs time by
@@ -14,29 +14,30 @@ four more of them add.
 """
 
 import argparse
+import gzip
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-__all__ = ["ARMS", "Agreement", "Span", "agreement", "layer_spans", "render_table", "summarise"]
+__all__ = [
+    "ARMS", "Agreement", "Part", "Span", "agreement", "kernel_names", "layer_spans", "load_arms", "parts_of",
+    "render_table", "summarise",
+]  # fmt: skip
 
-ARMS = (
-    "stock", "ours", "off", "stockfa", "stockall", "poison", "stock_even", "ours_even", "stockfa_even",
-    "stock12", "ours12",
-)  # fmt: skip
-REFERENCES = {"ours_even": "stock_even", "stockfa_even": "stock_even"}
-"""Arms that are compared with another than `stock`: one of the same weights."""
-DEEPER, MORE_LAYERS = "12", 4
+OWN_ARMS = ("stock", "optimised", "switch_off", "spread", "spread_other", "poison")
+EVEN, DEEPER, MORE_LAYERS = "_even", "12", 4
+ARMS = (*OWN_ARMS, *(f"{name}{EVEN}" for name in OWN_ARMS), f"stock{DEEPER}", f"optimised{DEEPER}")
 
 MIX = re.compile(r"_attn_res_kernel|_mix_rows_")
 """The AttnRes kernels of stock and of the pack."""
-KINDS = {"dense": (0,), "mla_moe": (7,), "kda_moe": (1, 2, 4, 5, 6)}
+KINDS = {"dense": (0,), "mla_moe_first": (3,), "mla_moe": (7,), "kda_moe": (1, 2, 4, 5, 6)}
 """Layers of an eight-layer model by kind; the first MLA layer also plans its attention for the whole step."""
 LAYERS = 8
+MODEL = "model"
 EDGE_STEPS = 1
 """Profiled steps left out at either end, whose neighbours were not recorded."""
 Event = tuple[float, float, object, str]
@@ -47,6 +48,16 @@ class Span(NamedTuple):
     """A part of a step: kernels, and microseconds from its first to the next part's first."""
 
     kernels: float
+    us: float
+
+
+class Part(NamedTuple):
+    """A layer of a profiled step, or as the place behind the last one the whole step of kind `model`."""
+
+    step: int
+    layer: int
+    kind: str
+    kernels: int
     us: float
 
 
@@ -65,28 +76,55 @@ class Agreement(NamedTuple):
     """Positions whose likeliest token is the same."""
 
 
-def layer_spans(events: Sequence[Event], layers: int = LAYERS) -> dict[str, Span]:
-    """By `layer N` and `model`, medians over whole steps; raises `ValueError` where steps cannot be cut."""
-    marks = [place for place, event in enumerate(events) if MIX.search(event[3])]
-    each = 2 * layers + 1
-    if not marks or len(marks) % each:
-        raise ValueError(f"{len(marks)} AttnRes kernels are no whole steps of {each}")
-    found: dict[str, list[Span]] = {}
-    for step in range(EDGE_STEPS, len(marks) // each - EDGE_STEPS):
-        own = marks[step * each : (step + 1) * each]
+def parts_of(events: Sequence[Event], layers: int = LAYERS) -> tuple[Part, ...]:
+    """Every layer of whole steps, and the steps; raises `ValueError` where steps cannot be cut."""
+    kinds = {layer: kind for kind, places in KINDS.items() for layer in places}
+    found: list[Part] = []
+    for step, own in enumerate(_steps(events, layers)):
         for layer in range(layers):
             begin, end = own[2 * layer], own[2 * layer + 2]
-            span = Span(end - begin, events[end][0] - events[begin][0])
-            found.setdefault(f"layer {layer}", []).append(span)
+            us = events[end][0] - events[begin][0]
+            found.append(Part(step, layer, kinds.get(layer, "kda_moe"), end - begin, us))
         last = events[own[-1]]
-        whole = Span(own[-1] - own[0] + 1, last[0] + last[1] - events[own[0]][0])
-        found.setdefault("model", []).append(whole)
-    if not found:
-        raise ValueError("too few steps were profiled")
+        us = last[0] + last[1] - events[own[0]][0]
+        found.append(Part(step, layers, MODEL, own[-1] - own[0] + 1, us))
+    return tuple(found)
+
+
+def kernel_names(events: Sequence[Event], layers: int = LAYERS) -> dict[str, tuple[int, float]]:
+    """Launches and microseconds by kernel inside the model's part of whole steps; raises `ValueError` where
+    steps cannot be cut.
+    """
+    found: dict[str, tuple[int, float]] = {}
+    for own in _steps(events, layers):
+        for _, us, _, name in events[own[0] : own[-1] + 1]:
+            count, total = found.get(name, (0, 0.0))
+            found[name] = (count + 1, total + us)
+    return found
+
+
+def layer_spans(events: Sequence[Event], layers: int = LAYERS) -> dict[str, Span]:
+    """By `layer N` and `model`, medians over whole steps; raises `ValueError` where steps cannot be cut."""
+    found: dict[str, list[Span]] = {}
+    for part in parts_of(events, layers):
+        name = MODEL if part.kind == MODEL else f"layer {part.layer}"
+        found.setdefault(name, []).append(Span(part.kernels, part.us))
     return {
         name: Span(median(s.kernels for s in spans), median(s.us for s in spans))
         for name, spans in found.items()
     }
+
+
+def _steps(events: Sequence[Event], layers: int) -> Iterator[list[int]]:
+    """Places of each whole step's AttnRes kernels; raises `ValueError` where there is none."""
+    marks = [place for place, event in enumerate(events) if MIX.search(event[3])]
+    each = 2 * layers + 1
+    if not marks or len(marks) % each:
+        raise ValueError(f"{len(marks)} AttnRes kernels are no whole steps of {each}")
+    if len(marks) // each <= 2 * EDGE_STEPS:
+        raise ValueError("too few steps were profiled")
+    for step in range(EDGE_STEPS, len(marks) // each - EDGE_STEPS):
+        yield marks[step * each : (step + 1) * each]
 
 
 def agreement(one: Mapping[str, Any], other: Mapping[str, Any]) -> Agreement:
@@ -123,14 +161,14 @@ def summarise(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         found["other"][name] = _other(arm)
         replays = arm.get("replays", {})
         found["replays_us"][name] = {r: round(t["us"], 1) for r, t in replays.items() if "us" in t}
-        reference = REFERENCES.get(name, "stock")
+        reference = _reference(name)
         if name != reference and reference in arms and forced:
             found["agreement"][name] = _agreements(arms[reference].get("forced", {}), forced)
     found["kda_layer_us"] = {
         name: {
             rows: round((us - found["replays_us"][name][rows]) / MORE_LAYERS, 1) for rows, us in deep.items()
         }
-        for name in ("stock", "ours")
+        for name in ("stock", "optimised")
         if (deep := found["replays_us"].get(f"{name}{DEEPER}")) and found["replays_us"].get(name)
     }
     return found
@@ -139,6 +177,18 @@ def summarise(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def render_table(found: Mapping[str, Any]) -> str:
     """Markdown for people."""
     return "\n".join([*_layer_rows(found), "", *_replay_rows(found), "", *_agreement_rows(found)])
+
+
+def load_arms(folder: Path) -> dict[str, Any]:
+    """The arms in a folder, each from NAME.json or NAME.json.gz."""
+    found: dict[str, Any] = {}
+    for name in ARMS:
+        plain, packed = folder / f"{name}.json", folder / f"{name}.json.gz"
+        if plain.is_file():
+            found[name] = json.loads(plain.read_bytes())
+        elif packed.is_file():
+            found[name] = json.loads(gzip.decompress(packed.read_bytes()))
+    return found
 
 
 def _layer_rows(found: Mapping[str, Any]) -> list[str]:
@@ -154,12 +204,12 @@ def _layer_rows(found: Mapping[str, Any]) -> list[str]:
 
 
 def _replay_rows(found: Mapping[str, Any]) -> list[str]:
-    """The model's graph and a KDA+MoE layer in it, without profiler: stock, ours, gain."""
+    """The model's graph and a KDA+MoE layer in it, without profiler: stock, optimised, gain."""
     lines = _head("rows", "model's graph", "gain", "a KDA+MoE layer", "gain")
     times, layers = found["replays_us"], found["kda_layer_us"]
-    for rows in sorted(times.get("stock", {}).keys() & times.get("ours", {}).keys(), key=int):
-        cells = _pair(times["stock"][rows], times["ours"][rows])
-        both = [layers.get(name, {}).get(rows) for name in ("stock", "ours")]
+    for rows in sorted(times.get("stock", {}).keys() & times.get("optimised", {}).keys(), key=int):
+        cells = _pair(times["stock"][rows], times["optimised"][rows])
+        both = [layers.get(name, {}).get(rows) for name in ("stock", "optimised")]
         lines.append(_row(rows, *cells, *(_pair(*both) if None not in both else ("not measured", ""))))
     return lines
 
@@ -170,7 +220,7 @@ def _agreement_rows(found: Mapping[str, Any]) -> list[str]:
     )
     for name, by_rows in found["agreement"].items():
         for rows, told in by_rows.items():
-            start = (name, REFERENCES.get(name, "stock"), rows)
+            start = (name, _reference(name), rows)
             if isinstance(told, str):
                 lines.append(_row(*start, told, "", "", "", "", ""))
                 continue
@@ -178,6 +228,11 @@ def _agreement_rows(found: Mapping[str, Any]) -> list[str]:
             numbers = (f"{told['mean']:.4f}", f"{told['p99']:.3f}", f"{told['largest']:.3f}")
             lines.append(_row(*start, *numbers, f"{told['shared']:.1f}", same, f"{told['prompt_max']:.3f}"))
     return lines
+
+
+def _reference(name: str) -> str:
+    """The stock arm of the same weights."""
+    return f"stock{EVEN}" if name.endswith(EVEN) else "stock"
 
 
 def _pair(stock: float, ours: float) -> tuple[str, str]:
@@ -246,8 +301,7 @@ def _main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
-    files = [(name, options.folder / f"{name}.json") for name in ARMS]
-    arms = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in files if path.is_file()}
+    arms = load_arms(options.folder)
     found = summarise(arms)
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")

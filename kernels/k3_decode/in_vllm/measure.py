@@ -4,8 +4,9 @@
         [--wait-for N --meet DIR]
 
 Writes NAME.json: log-probabilities along forced tokens (vLLM's trace replay: tokens are given, logits are
-the model's own), step times, replays of the model's graph alone, kernels of profiled steps, the ops' own
-launch counters, draws at a temperature, answers under a schema, what was selected. With --wait-for several
+the model's own), step times, replays of the model's graph alone, kernels of profiled steps and what each
+layer took of them, the ops' own launch counters, the dispatcher's decisions, draws at a temperature, answers
+under a schema, what was selected. With --wait-for several
 engines start side by side and are measured one after another: an engine holds the GPU alone while it is
 timed.
 """
@@ -20,6 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
+
+from k3_decode.in_vllm.compare import kernel_names, parts_of
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine in this process, where a profiler sees it
 
@@ -82,8 +85,31 @@ def main() -> None:
                 _say(options.name, part, "FAILED", str(error)[:300])
             keep()
             _say(options.name, part, "done")
+    found["cut"] = {rows: cut for rows, told in found.get("kernels", {}).items() if (cut := _cut(told))}
+    found["decisions"] = _decisions(options.engine_args)
+    keep()
     steps = found.get("steps", {})
     _say(options.name, "steps us", {rows: round(v["us"]) for rows, v in steps.items() if "us" in v})
+
+
+def _cut(told: Any) -> dict[str, Any] | None:
+    """Profiled steps by layer and by kernel; None where they cannot be cut."""
+    try:
+        events = [(e[0], e[1], e[2], e[3]) for e in told["events"]]
+        names = kernel_names(events)
+        return {"layers": parts_of(events), "names": [(name, *sums) for name, sums in sorted(names.items())]}
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _decisions(engine_args: dict[str, Any]) -> list[tuple[int, str, str]]:
+    """(rows, path, reason) of every step that was decided, from the ledger that the engine was given."""
+    extra = engine_args.get("additional_config") or {}
+    path = Path(extra.get("k3_decode_ledger", ""))
+    if not path.is_file():
+        return []
+    told = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [(entry.get("tokens", entry["rows"]), entry["path"], entry["reason"]) for entry in told]
 
 
 def _options() -> argparse.Namespace:

@@ -74,16 +74,16 @@ def arm(mix: str, layer_us: float, graph_us: float, shift: float) -> dict[str, A
 def test_a_folder_of_arms_is_one_table_with_gains() -> None:
     deep = {"replays": {"1": {"us": 1600.0}}}
     arms = {
-        "stock": arm(STOCK_MIX, 130.0, 1080.0, 0.0), "ours": arm(OUR_MIX, 91.0, 720.0, 0.5),
-        "stock12": deep, "ours12": {"replays": {"1": {"us": 1060.0}}},
+        "stock": arm(STOCK_MIX, 130.0, 1080.0, 0.0), "optimised": arm(OUR_MIX, 91.0, 720.0, 0.5),
+        "stock12": deep, "optimised12": {"replays": {"1": {"us": 1060.0}}},
         "poison": {"forced": {"1": {"failed": "out of memory"}}},
     }  # fmt: skip
     found = summarise(arms)
-    assert found["layers"]["ours"]["1"]["kda_moe"] == {"kernels": 4, "us": 91.0}
-    assert found["kda_layer_us"] == {"stock": {"1": 130.0}, "ours": {"1": 85.0}}
-    assert found["launches"]["ours"] == {"1": 11}
-    assert found["other"]["ours"]["answers_under_schema"] == "1 of 2"
+    assert found["layers"]["optimised"]["1"]["kda_moe"] == {"kernels": 4, "us": 91.0}
+    assert found["kda_layer_us"] == {"stock": {"1": 130.0}, "optimised": {"1": 85.0}}
+    assert found["launches"]["optimised"] == {"1": 11}
+    assert found["other"]["optimised"]["answers_under_schema"] == "1 of 2"
     assert found["agreement"]["poison"]["1"].startswith("not comparable")
     lines = render_table(found).splitlines()
     assert "| 1 | 1080.0 / 720.0 us | 1.50x | 130.0 / 85.0 us | 1.53x |" in lines
-    assert "| ours | stock | 1 | 0.1667 | 0.500 | 0.500 | 3.0 | 1 of 1 | 0.000 |" in lines
+    assert "| optimised | stock | 1 | 0.1667 | 0.500 | 0.500 | 3.0 | 1 of 1 | 0.000 |" in lines

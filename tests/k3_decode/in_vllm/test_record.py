@@ -1,19 +1,17 @@
 """The committed record of a run inside vLLM: its tables are what its measurements amount to."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from k3_decode.in_vllm.compare import ARMS, render_table, summarise
+from k3_decode.in_vllm.compare import load_arms, render_table, summarise
 
 RECORD = Path(__file__).parents[3] / "bundles" / "h200-vllm"
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    files = {name: RECORD / "engines" / f"{name}.json" for name in ARMS}
-    return summarise({name: json.loads(path.read_text()) for name, path in files.items() if path.is_file()})
+    return summarise(load_arms(RECORD / "engines"))
 
 
 def test_the_readme_shows_the_tables_that_the_measurements_give(found: dict[str, Any]) -> None:
@@ -23,20 +21,22 @@ def test_the_readme_shows_the_tables_that_the_measurements_give(found: dict[str,
 
 
 def test_every_batch_took_the_path_and_no_other_arm_launched_its_kernels(found: dict[str, Any]) -> None:
-    assert set(found["launches"]["ours"]) == {"1", "8"}
-    assert all(count > 0 for count in found["launches"]["ours"].values())
-    assert found["launches"]["stock"] == found["launches"]["off"] == {}
+    assert set(found["launches"]["optimised"]) == {"1", "8"}
+    assert all(count > 0 for count in found["launches"]["optimised"].values())
+    assert found["launches"]["stock"] == found["launches"]["switch_off"] == {}
 
 
 def test_with_the_switch_off_one_request_has_stocks_log_probabilities_to_the_bit(
     found: dict[str, Any],
 ) -> None:
-    assert found["agreement"]["off"]["1"]["largest"] == 0.0
+    assert found["agreement"]["switch_off"]["1"]["largest"] == 0.0
 
 
 def test_log_probabilities_are_as_near_to_stock_as_stocks_other_backends(found: dict[str, Any]) -> None:
     for rows in ("1", "8"):
-        ours, stock, poison = (found["agreement"][name][rows] for name in ("ours", "stockall", "poison"))
+        ours, stock, poison = (
+            found["agreement"][name][rows] for name in ("optimised", "spread_other", "poison")
+        )
         assert ours["mean"] <= stock["mean"]
         assert ours["shared"] >= stock["shared"]
         assert poison["mean"] > 3 * stock["mean"]
