@@ -57,6 +57,8 @@ class StageContext:
     """Folder of the dispatcher's ledgers; travels in the bundle."""
     progress: Callable[[str], None]
     """Tell people what is being done now; at most a few calls a second."""
+    checks: tuple[Check, ...] = ()
+    """All checks of the plan; what one of them prepares may serve the others."""
     mark: Callable[[str], object] = lambda _word: None
     """Tell whoever holds the clock outside of this process that a stretch of work begins or ends
     (`executors.marks`)."""

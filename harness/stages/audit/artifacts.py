@@ -45,6 +45,10 @@ SMALL_JOB, LARGE_JOB = 6, 32
 """Variants a child compiles: importing the compiler takes about as long as compiling one."""
 JOB_TIMEOUT_S = 1800.0
 POLL_S = 0.2
+_TRIED: set[Path] = set()
+"""Entries whose compile this process has begun. Of many kernels that do not compile, the check of each would
+try all of them again.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,22 +104,25 @@ def find_compiled(context: StageContext, variant: KernelVariant, architecture: s
 
 
 def compile_missing(
-    context: StageContext, wanted: Sequence[tuple[KernelVariant, str]]
+    context: StageContext, own: tuple[KernelVariant, str], others: Sequence[tuple[KernelVariant, str]] = ()
 ) -> dict[tuple[str, str], str]:
-    """Compile every (variant, architecture) that has no entry yet; gives the errors of those that failed."""
+    """Compile a (variant, architecture), and others of which no compile was tried yet, where they have no
+    entry; gives the errors of those that failed.
+    """
     with one_at_a_time(context.cache / "audit"):
         for left in (context.cache / "audit").glob("building-*"):
             shutil.rmtree(left, ignore_errors=True)  # of a run that was killed: we hold the lock
-        missing = [(v, a) for v, a in wanted if not _entry(context, v, a).is_dir()]
+        entries = {(v.name, a): _entry(context, v, a) for v, a in (own, *others)}
+        first = entries[own[0].name, own[1]]
+        missing = {key: e for key, e in entries.items() if not e.is_dir() and (e == first or e not in _TRIED)}
         if not missing:
             return {}
+        _TRIED.update(missing.values())
         errors: dict[tuple[str, str], str] = {}
-        by_name = {(v.name, a): v for v, a in missing}
         with tempfile.TemporaryDirectory(dir=context.cache / "audit", prefix="building-") as place:
-            for job, end in _run(context, _jobs(missing, Path(place))):
+            for job, end in _run(context, _jobs(list(missing), Path(place))):
                 for name, architecture in job.pairs():
-                    entry = _entry(context, by_name[name, architecture], architecture)
-                    error = _collect(job.folder / architecture, name, entry, end)
+                    error = _collect(job.folder / architecture, name, missing[name, architecture], end)
                     if error is not None:
                         errors[name, architecture] = error
         return errors
@@ -181,17 +188,25 @@ def _imports(content: bytes) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def _jobs(missing: Sequence[tuple[KernelVariant, str]], place: Path) -> list[_Job]:
-    """Variants that lack the same architectures together: a compiler may make one trace serve them all."""
+def _jobs(missing: Sequence[tuple[str, str]], place: Path) -> list[_Job]:
+    """(name, architecture) in jobs: names that lack the same architectures together, as a compiler may make
+    one trace serve them all. Jobs get smaller towards the end, so that all children end at about the same
+    time, and take names from everywhere, so that they are alike: neighbours by name are alike in size.
+    """
     lacking: dict[str, tuple[str, ...]] = {}
-    for variant, architecture in missing:
-        lacking[variant.name] = (*lacking.get(variant.name, ()), architecture)
-    size = LARGE_JOB if len(lacking) > 4 * LARGE_JOB else SMALL_JOB
+    for name, architecture in missing:
+        lacking[name] = (*lacking.get(name, ()), architecture)
+    left = len(lacking)
     jobs: list[_Job] = []
     for architectures in dict.fromkeys(lacking.values()):
         names = [name for name, own in lacking.items() if own == architectures]
-        for start in range(0, len(names), size):
-            jobs.append(_Job(architectures, tuple(names[start : start + size]), place / str(len(jobs))))
+        while names:
+            size = min(LARGE_JOB, max(SMALL_JOB, left // (2 * MAX_CHILDREN)))
+            stride = max(1, len(names) // size)
+            taken = names[::stride][:size]
+            names = [name for name in names if name not in taken]
+            left -= len(taken)
+            jobs.append(_Job(architectures, tuple(taken), place / str(len(jobs))))
     return jobs
 
 

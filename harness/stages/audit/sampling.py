@@ -1,18 +1,20 @@
-"""Compile what is missing of the set and read one variant into rows.
+"""Compile what is missing of the plan's kernels and read one of them into rows.
 
-The first check of a set compiles and reads all of it in child processes; later checks find their rows in the
-cache. Of all variants it is those of the check's op, so that `--full --only OP` costs no more than the op.
+The first check of a plan compiles and reads the kernels of all its audits in child processes; later checks
+find their rows in the cache. That work, and waiting for whoever does it, is marked as shared.
 """
 
 import time
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from harness.domain.check import Check, Samples, SampleTable
+from harness.domain.check import Check, Samples, SampleTable, StageName
 from harness.domain.pack import KernelVariant
 from harness.domain.record import Scalar
 from harness.domain.stage import StageContext
+from harness.executors.marks import SHARED, stretch
 from harness.stages.audit.artifacts import Compiled, compile_missing, find_compiled, one_at_a_time
 from harness.stages.audit.launches import planted_launches
-from harness.stages.audit.planning import chosen_variants
 from harness.stages.audit.planted import planted_facts, verdict
 from harness.stages.audit.planted_costs import planted_costs
 from harness.stages.audit.reading import Place, is_kept, kept_tables, read_all
@@ -22,36 +24,58 @@ __all__ = ["sample"]
 CONTROL_COLUMNS = ("name", "level", "expected", "observed", "is_right")
 
 
+class _Wanted(NamedTuple):
+    """One variant for one architecture."""
+
+    variant: KernelVariant
+    architecture: str
+
+
 def sample(check: Check, context: StageContext) -> Samples:
-    """Compile what is missing of the set and read this check's variant."""
+    """Compile what is missing of the plan and read this check's variant."""
     begun = time.monotonic()
-    name = check.parameter("variant")
     tables: tuple[SampleTable, ...] = ()
-    if name is not None and check.cell is not None:
-        architecture = check.cell.arch
-        variant = next(v for v in context.pack.variants() if v.name == name)
-        compiled = _compiled(context, variant, architecture, is_full=check.parameter("set") == "full")
-        tables = (*kept_tables(compiled, variant, _place(context)), _control_table(architecture))
+    wanted = _wanted(check, _variants(context))
+    if wanted is not None:
+        compiled = _compiled(context, wanted)
+        tables = (
+            *kept_tables(compiled, wanted.variant, _place(context)),
+            _control_table(wanted.architecture),
+        )
     return Samples(check=check.id, tier=context.tier, tables=tables, duration_s=time.monotonic() - begun)
 
 
-def _compiled(context: StageContext, variant: KernelVariant, architecture: str, *, is_full: bool) -> Compiled:
-    """The variant's files; compiles and reads its set where this one is missing or was not read."""
-    found = find_compiled(context, variant, architecture)
-    if found is not None and is_kept(found, variant, _place(context)):
+def _variants(context: StageContext) -> Mapping[str, KernelVariant]:
+    return {variant.name: variant for variant in context.pack.variants()}
+
+
+def _wanted(check: Check, variants: Mapping[str, KernelVariant]) -> _Wanted | None:
+    """What a check needs compiled; None where it is no audit of a kernel of this pack."""
+    name = check.parameter("variant") if check.stage is StageName.AUDIT else None
+    variant = variants.get(str(name))
+    if variant is None or check.cell is None or check.unavailable is not None:
+        return None
+    return _Wanted(variant, check.cell.arch)
+
+
+def _compiled(context: StageContext, own: _Wanted) -> Compiled:
+    """The variant's files; compiles and reads the plan's kernels where this one is missing or was not
+    read.
+    """
+    found = find_compiled(context, *own)
+    if found is not None and is_kept(found, own.variant, _place(context)):
         return found
-    named = [a.arch for a in context.claim.envelope.architectures if a.arch != "cpu"]
-    variants = context.pack.variants()
-    own = tuple(v for v in variants if v.op == variant.op) if is_full else variants
-    chosen = chosen_variants(own, is_full)
-    errors = compile_missing(context, [(v, a) for a in named for v in chosen if a in v.architectures])
-    found = find_compiled(context, variant, architecture)
-    context.progress("reading compiled kernels")
-    entries = [(find_compiled(context, v, a), v) for a in named for v in chosen if a in v.architectures]
-    with one_at_a_time(context.cache / "audit" / "reading"):  # else two lanes would read the same twice
-        read_all([(c, v) for c, v in entries if c is not None], _place(context))
-    return found or Compiled(
-        None, variant.name, errors.get((variant.name, architecture), "it was not compiled")
+    variants = _variants(context)
+    planned = (_wanted(check, variants) for check in context.checks)
+    others = [wanted for wanted in planned if wanted is not None and wanted != own]
+    with stretch(context.mark, SHARED):
+        errors = compile_missing(context, own, others)
+        context.progress("reading compiled kernels")
+        entries = [(c, w.variant) for w in (own, *others) if (c := find_compiled(context, *w)) is not None]
+        with one_at_a_time(context.cache / "audit" / "reading"):  # else two lanes would read the same twice
+            read_all(entries, _place(context))
+    return find_compiled(context, *own) or Compiled(
+        None, own.variant.name, errors.get((own.variant.name, own.architecture), "it was not compiled")
     )
 
 

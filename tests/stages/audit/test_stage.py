@@ -180,19 +180,62 @@ def test_an_unchanged_kernel_is_not_compiled_again_and_a_changed_import_compiles
 
 
 class TwoOps(CopyPack):
-    """The kernel as a variant of two ops."""
+    """The kernel as a variant of two ops; the second one is called `other`."""
+
+    other = "hoisted_load_fault"
 
     def variants(self) -> tuple[KernelVariant, ...]:
         (own,) = super().variants()
-        return own, own.model_copy(update={"op": "store", "name": "hoisted_load_fault"})
+        return own, own.model_copy(update={"op": "store", "name": self.other})
 
 
-def test_all_variants_are_compiled_for_the_op_that_is_asked_for_alone(root: Path, tmp_path: Path) -> None:
+def test_the_first_check_compiles_for_all_audits_of_the_plan_and_for_no_other(
+    root: Path, tmp_path: Path
+) -> None:
     pack = TwoOps(root)
-    first, _ = audit.plan(replace(request(pack), is_full=True))
-    audit.sample(first, context(pack, tmp_path))
-    (log,) = tmp_path.rglob("compiled.txt")
+    first, second = audit.plan(replace(request(pack), is_full=True))
+    audit.sample(first, replace(context(pack, tmp_path), checks=(first,)))
+    log = tmp_path / "cache" / "audit" / "compiled.txt"
     assert log.read_text().split() == ["hoisted_load_fixed"]
+    (root / "shapes.py").write_text("WIDTH = 256\n")
+    audit.sample(first, replace(context(pack, tmp_path), checks=(first, second)))
+    assert log.read_text().split() == ["hoisted_load_fixed", "hoisted_load_fixed", "hoisted_load_fault"]
+    audit.sample(second, context(pack, tmp_path))
+    assert len(log.read_text().split()) == 3
+
+
+def test_compiling_for_others_and_waiting_for_them_is_no_part_of_a_check_s_own_time(
+    root: Path, tmp_path: Path
+) -> None:
+    pack, said = CopyPack(root), []
+    (check,) = audit.plan(request(pack))
+    made = replace(context(pack, tmp_path), mark=said.append, progress=said.append)
+    audit.sample(check, made)
+    assert (said[0], said[-1]) == ("begin shared", "end shared")
+    assert "compiling kernels: 0 of 1" in said
+    said.clear()
+    audit.sample(check, made)
+    assert said == []
+
+
+class BrokenOther(TwoOps):
+    """Two kernels, of which the second does not compile."""
+
+    other = "hoisted_load_broken"
+
+
+def test_of_kernels_that_do_not_compile_each_is_tried_once_for_the_plan_and_once_for_its_check(
+    root: Path, tmp_path: Path
+) -> None:
+    pack = BrokenOther(root)
+    first, second = audit.plan(replace(request(pack), is_full=True))
+    made = replace(context(pack, tmp_path), checks=(first, second))
+    log = tmp_path / "cache" / "audit" / "compiled.txt"
+    for _ in range(2):
+        assert audit.run(first, made).status is Status.PASS
+        assert log.read_text().split() == ["hoisted_load_fixed", "hoisted_load_broken"]
+    assert audit.run(second, made).status is Status.FAIL
+    assert log.read_text().split() == ["hoisted_load_fixed", "hoisted_load_broken", "hoisted_load_broken"]
 
 
 def test_the_outcome_is_the_same_when_judged_again_from_stored_samples(root: Path, tmp_path: Path) -> None:
@@ -307,7 +350,7 @@ def test_what_one_job_compiled_is_kept_when_a_later_one_is_stopped(
 
     monkeypatch.setattr(artifacts, "_collect", stop_at_the_second)
     with pytest.raises(KeyboardInterrupt):
-        artifacts.compile_missing(made, [(variant, "sm_90a"), (other, "sm_90a")])
+        artifacts.compile_missing(made, (variant, "sm_90a"), [(other, "sm_90a")])
     assert artifacts.find_compiled(made, variant, "sm_90a") is not None
     assert artifacts.find_compiled(made, other, "sm_90a") is None
 
