@@ -139,11 +139,13 @@ def _lower(trace: _Trace, manager: Any, module: Any, pipeline: str) -> None:
     cleaning.enable_verifier(False)  # its kernels are gone
     cleaning.run(host)
     trace.launches = parse_launches(host.get_asm(assume_verified=True))
-    for architecture in trace.architectures:
+    for number, architecture in enumerate(trace.architectures):
         own = CHIP.sub(f"cubin-chip={architecture}", pipeline)
         own = DUMP.sub(lambda m: f"dump-{m[1]}-path='{trace.dump / 'kernel'}'", own)
+        passes = manager.parse(own)
+        passes.enable_verifier(number == 0)  # after each pass; the passes are the same for all
         try:
-            manager.parse(own).run(_without(module, lambda name: name != KERNELS))
+            passes.run(_without(module, lambda name: name != KERNELS))
         except Exception as error:  # noqa: BLE001  # whatever the compiler raises is a fact about the kernel
             trace.errors[architecture] = f"{type(error).__name__}: {error}"
 
