@@ -91,15 +91,16 @@ def serve_command(job_file: Path) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", "harness.worker", "--serve", str(job_file))
 
 
-def lay_out(plan: bytes, folder: Path) -> Path:
-    """Put a plan and its job into a folder of this machine, for checks that need no repository; the job's
-    file.
+def lay_out(plan: bytes, folder: Path, repo: Path | None = None) -> Path:
+    """Put a plan and its job into a folder of this machine; the job's file. Without a repository the builds
+    of base and head cannot be told apart.
     """
     folder.mkdir(parents=True, exist_ok=True)
     plan_file, job_file = folder / "plan.json", folder / "job.json"
     plan_file.write_bytes(plan)
     places = {name: str(folder / name) for name in ("cache", "logs", "ledger")}
-    job_file.write_bytes(Job(plan=str(plan_file), repo=None, **places).canonical())
+    found = None if repo is None else str(repo.resolve())
+    job_file.write_bytes(Job(plan=str(plan_file), repo=found, **places).canonical())
     return job_file
 
 
@@ -161,7 +162,9 @@ def _end_with_parent() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def work(plan: Plan, out: Path, folder: Path, on_note: Callable[[str], None]) -> int:
+def work(
+    plan: Plan, out: Path, folder: Path, on_note: Callable[[str], None], repo: Path | None = None
+) -> int:
     """Sample a plan's light checks here into the file `out`; gives the number of checks sampled.
 
     Raises `DeviceMissing` when this machine is not the kind that the plan was made for.
@@ -177,7 +180,7 @@ def work(plan: Plan, out: Path, folder: Path, on_note: Callable[[str], None]) ->
         tier=plan.tier,
     )
     _require_same_code(plan, header)
-    job_file = lay_out(plan.canonical(), folder)
+    job_file = lay_out(plan.canonical(), folder, repo)
     todo = [c for c in plan.checks if c.stage in LIGHT_STAGES and c.unavailable is None]
     with gzip.open(out, "wt", encoding="utf-8") as sink, (folder / "child.log").open("ab") as log:
         sink.write(header.model_dump_json() + "\n")
@@ -325,6 +328,7 @@ def _main(argv: list[str] | None = None) -> int:
     parser.add_argument("plan", nargs="?", type=Path)
     parser.add_argument("--out", type=Path, default=Path("samples.jsonl.gz"))
     parser.add_argument("--folder", type=Path, default=Path("out/worker"))
+    parser.add_argument("--repo", type=Path, help="with it the builds of base and head are compared here")
     parser.add_argument("--serve", type=Path, metavar="JOB")
     options = parser.parse_args(argv)
     if options.serve is not None:
@@ -333,7 +337,7 @@ def _main(argv: list[str] | None = None) -> int:
     if options.plan is None:
         parser.error("a plan is needed")
     try:
-        work(read_plan(options.plan), options.out, options.folder, _say)
+        work(read_plan(options.plan), options.out, options.folder, _say, options.repo)
     except (InputError, DeviceMissing, EvidenceError) as error:
         _say(str(error))
         return 2

@@ -21,7 +21,7 @@ from harness.engines.packs import harness_digest, source_digest
 from harness.evidence.run_folder import open_run
 from harness.measure.machine import read_machine
 from harness.planner import CodeDigests, make_plan
-from harness.worker import read_samples, serve_command, work
+from harness.worker import Job, lay_out, read_samples, serve_command, work
 from tests.fakes.pack import FakePack
 from tests.fakes.requests import plan_request
 
@@ -50,6 +50,12 @@ def test_worker_samples_are_judged_elsewhere_into_a_run(plan: Plan, tmp_path: Pa
         assert count == 1
         assert header.plan_digest == plan.digest()
         assert [outcome.status for outcome in run.outcomes()] == [Status.PASS]
+
+
+def test_a_repository_is_told_to_the_child_where_there_is_one(tmp_path: Path) -> None:
+    with_one, without = lay_out(b"{}", tmp_path / "a", tmp_path / "b" / ".."), lay_out(b"{}", tmp_path / "c")
+    assert Job.from_json(with_one.read_bytes()).repo == str(tmp_path)
+    assert Job.from_json(without.read_bytes()).repo is None
 
 
 def test_samples_of_another_plan_are_refused(plan: Plan, tmp_path: Path) -> None:

@@ -23,12 +23,15 @@ def worker(
     folder: Annotated[Path, typer.Option("--folder", help="Scratch: compiled kernels, logs.")] = Path(
         "out/worker"
     ),
+    repo: Annotated[
+        Path | None, typer.Option("--repo", help="Repository: also compare the builds of base and head.")
+    ] = None,
 ) -> None:
     """Run a plan's checks here, with few packages and no network; leaves samples for `fasttrack collect`."""
     from harness.cli.console import err
     from harness.worker import read_plan, work
 
-    count = work(read_plan(plan), out, folder, lambda text: err.print(text, markup=False))
+    count = work(read_plan(plan), out, folder, lambda text: err.print(text, markup=False), repo)
     err.print(f"{count} checks sampled into {out}; now: fasttrack collect {plan} {out}", markup=False)
 
 

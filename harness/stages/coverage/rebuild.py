@@ -122,10 +122,12 @@ def _named(names: list[str]) -> str:
 
 
 def _written_build(probe: Probe, tree: SourceTree, side: Side) -> Path:
-    """The pack of one side as files; gives the folder that goes first on the path."""
+    """The pack of one side as files; gives the folder that goes first on the path. What this build compiled
+    before stays beside them: a pack names it by its sources.
+    """
     prefix = PurePosixPath(probe.context.pack.repository_prefix)
     folder = probe.context.cache / "builds" / side
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder / "source", ignore_errors=True)
     for name in tree.paths(side):
         path = PurePosixPath(name)
         if path.is_relative_to(prefix) and ".." not in path.parts:
