@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from k3_decode.op_table import Bound, OpTable
+from k3_decode.overlap import Schedule, overlap_of, places_of
 from k3_decode.rank_weights import DenseWeights, KdaWeights, LayerWeights, MlaWeights
 from k3_decode.shapes import RankShapes
 
@@ -17,22 +18,11 @@ __all__ = [
     "BoundLayer",
     "ChainOptions",
     "Layout",
-    "ASIDE_ROWS",
-    "narrow_first",
     "bind_layer",
     "share_of",
 ]
 
 Layout = Literal["whole", "sharded"]
-
-
-ASIDE_ROWS = range(2, 65)
-"""Rows at which the shared expert runs beside router and experts on a GPU, which then leave memory idle.
-
-At one row its products ride along with the front, a launch less. On an H200, aside and along, us a layer
-at B 2, 8, 16, 32, 64: TP8 80 and 80, 135 and 136, 193 and 197, 294 and 296, 429 and 432; TP16 54 and 59, 85
-and 88, 120 and 126, 179 and 184, 257 and 259.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +38,8 @@ class ChainOptions:
     """Buffers that an exchange rotates over, layer by layer."""
     copies: int = 1
     """Places that a rank's part of an exchange is stored to; where one rank runs alone, a place for each."""
-    aside: range = ASIDE_ROWS
-    """Rows at which the shared expert has a stream of its own; a CPU has none."""
-    is_narrow: bool = True
-    """Whether `narrow_first` is heeded; a table without `narrow_mlp` never does."""
+    schedule: Schedule = overlap_of
+    """How the shared expert, the routed ones and prefetches share a GPU; on a CPU all of it runs in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +90,14 @@ def bind_layer(table: OpTable, layer: LayerWeights, shapes: RankShapes, options:
 
         shared_down = table["projection"].prepare(weight=ffn.shared_down)
         shared = {"gate_up_weight": ffn.shared_gate_up, "down_weight": ffn.shared_down}
-        if device_type != "cpu" and options.aside and options.max_rows >= options.aside[0]:
-            mlp = table["situ_mlp"].prepare(**shared)
-        if device_type != "cpu" and options.is_narrow and "narrow_mlp" in table:
-            narrow = table["narrow_mlp"].prepare(**shared)
+        if device_type != "cpu":
+            has_narrow = "narrow_mlp" in table
+            inter, most = shapes.shared_inter, options.max_rows
+            places = places_of(options.schedule, inter, most, has_narrow=has_narrow)
+            if "aside" in places:
+                mlp = table["situ_mlp"].prepare(**shared)
+            if has_narrow:
+                narrow = table["narrow_mlp"].prepare(**shared)
         front = table["moe_front"].prepare(
             router_weight=own(ffn.router_weight),
             down_weight=own(ffn.down_weight),
@@ -140,18 +132,6 @@ def _bind_mla(table: OpTable, weights: MlaWeights) -> tuple[Bound, Bound]:
     )
     query["kv_norm"] = weights.kv_norm
     return query, table["mla_value"].prepare(uv_weight=weights.uv_weight)
-
-
-def narrow_first(inter: int, rows: int) -> int | None:
-    """The first hidden value of a shared expert's shard that the multiprocessors left by the routed experts
-    compute, beside all of its down-projection; None where they compute nothing.
-
-    Measured at K3's TP8 and TP16 shards on an H200, where 20 are left: they stream 1.15 TB/s, so the 16.5 MB
-    of 384 columns take as long as the experts of few rows wait, and of 768 columns only the 11 MB of `down`.
-    """
-    if inter <= 384:
-        return 0 if rows <= 4 else None
-    return inter if inter <= 768 and rows == 1 else None
 
 
 def share_of(width: int, tp: int, rank: int) -> slice:

@@ -60,6 +60,7 @@ class FusedChain(LayerChain):
                 x=use["core"], launches=self.launches, is_two_stage=is_two_stage, **layer.out_proj,
                 **self._group.arguments(),
             )  # fmt: skip
+            self._ask_ahead(self._plan(len(prefix)), "front", layer.front)
             mix = before_ffn(place, block)
             attn_res_allreduce(
                 part=None, prefix=prefix[None], blocks=use["blocks"][None], blocks_read=mix.blocks_read,
@@ -68,6 +69,7 @@ class FusedChain(LayerChain):
                 **self._group.arguments(),
             )  # fmt: skip
             delta = yield from self._ffn(use, index, layer)
+        self._join()
         assert delta is not None
         return delta
 

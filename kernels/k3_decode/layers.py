@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 
-from k3_decode.bound_layers import BoundLayer, ChainOptions, bind_layer, narrow_first, share_of
+from k3_decode.bound_layers import BoundLayer, ChainOptions, bind_layer, share_of
 from k3_decode.collectives import Exchange, gather, reduce
 from k3_decode.model import SOFTMAX_SCALE
 from k3_decode.op_table import Bound, OpTable
 from k3_decode.ops.contract import LAUNCH_SLOTS
 from k3_decode.ops.mla_attend import LSE_BASE
 from k3_decode.ops.mla_query import KV_LORA
+from k3_decode.overlap import Overlap
 from k3_decode.rank_weights import LayerWeights
 from k3_decode.residuals import Mix, before_attention, before_ffn
 from k3_decode.shapes import RankShapes
@@ -29,6 +30,9 @@ from k3_decode.state import RankCaches, StepInputs
 from k3_decode.step_buffers import Buffers, allocate, views_of
 
 __all__ = ["LayerChain"]
+
+IN_TURN = Overlap(shared="along", experts_sms=1, shared_sms=1, unserved="along")
+"""Where nothing runs beside anything."""
 
 
 class LayerChain:
@@ -47,6 +51,7 @@ class LayerChain:
         self._layers = tuple(bind_layer(table, layer, shapes, options) for layer in layers)
         self._has_streams = device.type != "cpu"
         self._side = _side_stream(device) if device.type == "cuda" else None
+        self._is_asking = False
         self.launches = torch.zeros(LAUNCH_SLOTS, dtype=torch.int32, device=device)
         """Kernel launches by op since the last clearing, counted by the kernels."""
         self.buffers = allocate(shapes, table, options, device)
@@ -76,6 +81,7 @@ class LayerChain:
             self._attend(use, index, layer, step)
             mix = before_ffn(place, block)
             self.run("projection", x=use["core"], out=spare, **layer.out_proj)
+            self._ask_ahead(self._plan(len(spare)), "front", layer.front)
             attended = yield from reduce(spare, tp)
             if attended is not spare:
                 spare.copy_(attended)
@@ -83,6 +89,7 @@ class LayerChain:
                 prefix, spare = spare, prefix
             self.mix(use, mix, prefix, None if mix.restarts else spare, layer.ffn_mix)
             delta = yield from self._ffn(use, index, layer)
+        self._join()
         assert delta is not None
         return delta
 
@@ -201,11 +208,11 @@ class LayerChain:
         assert layer.shared_down is not None
         assert layer.tail is not None
         logits, latent = use["logits"][slot, 0], use["latent"][slot, 0]
-        rows = len(use["x"])
-        first = None if layer.narrow is None else narrow_first(self._shapes.shared_inter, rows)
-        is_aside = first is None and self._has_streams and rows in self._options.aside
+        plan = self._plan(len(use["x"]))
+        first = None if layer.narrow is None else plan.first_narrow(self._shapes.shared_inter)
+        is_aside = plan.shared == "aside"
         if first == 0:
-            self._run_narrow(use, layer, first)
+            self._run_narrow(use, layer, first, plan)
         elif is_aside:
             assert layer.mlp is not None
             self._run_aside("situ_mlp", x=use["x"], out=use["shared"], **layer.mlp)
@@ -221,7 +228,7 @@ class LayerChain:
             **front,
         )
         if first:
-            self._run_narrow(use, layer, first)
+            self._run_narrow(use, layer, first, plan)
         logits = yield from self._exchanged(logits)
         latent = yield from self._exchanged(latent)
         selection = {"logits": logits, "bias": layer.bias, "scale": self._shapes.model.routed_scale}
@@ -236,10 +243,11 @@ class LayerChain:
             ids=use["ids"],
             weights=use["shares"],
             out=use["routed"],
-            **({} if first is None else {"is_beside": True}),
+            **({"spared": plan.spared_sms} if self._has_streams else {}),
             **selection,
             **layer.experts,
         )
+        self._ask_ahead(plan, "tail", layer.tail)
         routed = yield from reduce(use["routed"], tp)
         if (is_aside or first is not None) and self._side is not None:
             torch.cuda.current_stream().wait_stream(self._side)
@@ -252,14 +260,42 @@ class LayerChain:
             eps=self._shapes.model.norm_eps,
             **layer.tail,
         )
+        if index + 1 < len(self._layers):
+            self._ask_ahead(plan, "in_proj", self._layers[index + 1].in_proj)
         return (yield from self._exchanged(out))
 
-    def _run_narrow(self, use: Buffers, layer: BoundLayer, first: int) -> None:
+    def _plan(self, rows: int) -> Overlap:
+        """How the pieces of a layer share the device in a step of `rows` rows; on a CPU they run in turn."""
+        inter, has_narrow = self._shapes.shared_inter, "narrow_mlp" in self._table
+        if not self._has_streams:
+            return IN_TURN
+        return self._options.schedule(inter, rows).served(has_narrow)
+
+    def _ask_ahead(self, plan: Overlap, name: str, weights: Bound | None) -> None:
+        """Asks for weights of a later kernel from the side stream, where ranks are about to meet."""
+        left = plan.prefetch.get(name, 0) if self._shapes.tp > 1 and self._side is not None else 0
+        if not left or weights is None:
+            return
+        self._is_asking = True
+        for weight in weights.values():
+            if isinstance(weight, torch.Tensor) and left and weight.is_contiguous():
+                size = min(left, weight.numel() * weight.element_size() // 16 * 16)
+                self._run_aside("prefetch", weight=weight, bytes_wanted=size)
+                left -= size
+
+    def _run_narrow(self, use: Buffers, layer: BoundLayer, first: int, plan: Overlap) -> None:
         """The shared expert from hidden value `first` on, on the multiprocessors left by the routed ones."""
         assert layer.narrow is not None
         self._run_aside(
-            "narrow_mlp", x=use["x"], hidden=use["hidden"], out=use["shared"], first=first, **layer.narrow
-        )
+            "narrow_mlp", x=use["x"], hidden=use["hidden"], out=use["shared"], first=first,
+            blocks=plan.shared_sms, **layer.narrow,
+        )  # fmt: skip
+
+    def _join(self) -> None:
+        """Waits for what was asked ahead, which a capture must not leave open."""
+        if self._is_asking and self._side is not None:
+            torch.cuda.current_stream().wait_stream(self._side)
+            self._is_asking = False
 
     def _run_aside(self, op: str, **arguments: Any) -> None:
         """One op on the side stream; tensors without values have none, and run it here."""

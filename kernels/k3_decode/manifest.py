@@ -8,8 +8,8 @@ the gather of the embedding's rows. In one process ranks meet in `collectives/me
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from k3_decode.bound_layers import ASIDE_ROWS, narrow_first
 from k3_decode.op_table import OpTable
+from k3_decode.overlap import overlap_of
 from k3_decode.shapes import K3Shapes
 
 __all__ = [
@@ -110,7 +110,7 @@ def pass_manifest(table: OpTable, implementation: str, rows: int, kind: str, int
     """
     attention, _, ffn = kind.partition("_")
     is_cute = implementation == "cute"
-    is_narrow = is_cute and "narrow_mlp" in table and narrow_first(inter, rows) is not None
+    place = overlap_of(inter, rows).served("narrow_mlp" in table).shared if is_cute else "along"
     more: list[Use] = []
     calls = {"attn_res": MARKS_PER_LAYER, "projection": 2}
     if attention == "kda":
@@ -121,9 +121,9 @@ def pass_manifest(table: OpTable, implementation: str, rows: int, kind: str, int
         calls["situ_mlp"] = 1
     else:
         calls |= {"moe_front": 1, "router": 1, "experts": 1, "latent_tail": 1}
-        if is_narrow:
+        if place.startswith("narrow"):
             more.append(Use("situ_mlp", (_named(NARROW_MLP),), kind, 1))
-        elif is_cute and rows in ASIDE_ROWS:
+        elif place == "aside":
             calls["situ_mlp"] = 1
         else:
             calls["projection"] += 1

@@ -22,7 +22,7 @@ IMPLEMENTATIONS = ("stock", "cpu", "cute")
 Bound = dict[str, Any]
 """Keyword arguments that stay the same from step to step: weights and workspaces."""
 NARROW_INTER = 768
-"""Widest shared expert of which a few multiprocessors take a part (`bound_layers.narrow_first`)."""
+"""Widest shared expert of which a few multiprocessors take a part (`overlap/`)."""
 MLP_LAUNCHES = 2
 """Of `cute/situ_mlp.py`: gate and up, then down."""
 
@@ -166,11 +166,11 @@ def _cute_ops(shapes: RankShapes, device: torch.device) -> OpTable:
         """Multiprocessors that the routed experts do not need."""
         return ring.multiprocessors(device.index) - form.owners
 
-    def run_narrow(**arguments: Any) -> None:
-        narrow_mlp.narrow_mlp(workspace=narrow_space, blocks=spare(), **arguments)
+    def run_narrow(*, blocks: int, **arguments: Any) -> None:
+        narrow_mlp.narrow_mlp(workspace=narrow_space, blocks=min(blocks, spare()), **arguments)
 
-    def run_experts(*, is_beside: bool = False, **arguments: Any) -> None:
-        experts.experts(spared=spare() if is_beside else 0, **arguments)
+    def run_experts(*, spared: int = 0, **arguments: Any) -> None:
+        experts.experts(spared=min(spared, spare()) if spared else 0, **arguments)
 
     def prepare_narrow(**weights: torch.Tensor) -> Bound:
         return {"prepared": situ_mlp.prepare(**weights)}

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from k3_decode.bound_layers import ASIDE_ROWS
 from k3_decode.decode import calls_of_a_step
 from k3_decode.dispatch import Decision, load_guard
 from k3_decode.engine import Engine, EngineOptions
@@ -20,6 +19,7 @@ from k3_decode.kernel_objects import use_objects
 from k3_decode.manifest import Use, kinds_of_layers, meetings_of_a_step, uses_of
 from k3_decode.op_table import OpTable, load_ops
 from k3_decode.oracle import Memory, Oracle
+from k3_decode.overlap import Place, overlap_of
 from k3_decode.random_weights import random_checkpoint
 from k3_decode.rank_weights import ModelWeights, TensorSource, shard
 from k3_decode.shapes import PRESETS, K3Shapes
@@ -81,8 +81,14 @@ def launches_of_a_step(spec: SessionSpec, rows: int) -> dict[str, int]:
     """Kernel launches by op that one optimised step of `rows` rows makes, over all ranks."""
     shapes = PRESETS[spec.model]
     table = _counted_ops(spec.implementation, spec.model, spec.tp)
-    calls_of = calls_of_a_step(shapes, is_aside=spec.implementation == "cute" and rows in ASIDE_ROWS)
-    return {op: calls * table[op].launches_of(rows) * spec.tp for op, calls in calls_of.items()}
+    place: Place = "along"
+    if spec.implementation == "cute":
+        place = overlap_of(shapes.shared_inter // spec.tp, rows).served("narrow_mlp" in table).shared
+    calls_of = calls_of_a_step(shapes, is_aside=place != "along")
+    launches = {op: calls * table[op].launches_of(rows) * spec.tp for op, calls in calls_of.items()}
+    if place.startswith("narrow"):  # one launch in place of two
+        launches["situ_mlp"] -= (shapes.layers - 1) * spec.tp
+    return launches
 
 
 def kernels_of_a_step(spec: SessionSpec, rows: int) -> tuple[tuple[Use, ...], dict[str, int]]:

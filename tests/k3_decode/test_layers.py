@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from k3_decode.bound_layers import Layout, narrow_first, share_of
+from k3_decode.bound_layers import Layout, share_of
 from k3_decode.collectives import Collective, Exchange, run_alone, run_ranks
 from k3_decode.decode import OptimisedStep
 from k3_decode.op_table import FusedOp, OpTable, load_ops
-from k3_decode.shapes import K3, NANO
+from k3_decode.shapes import NANO
 from k3_decode.state import Pool
 
 from tests.k3_decode.models import ranks
@@ -78,9 +78,3 @@ def test_a_rank_alone_keeps_its_sums_and_finds_its_peers_columns_in_the_buffer()
         return (yield Collective("gather", whole[:1], whole))
 
     assert run_alone(rank(torch.tensor([0.0, 7.0]))).tolist() == [3.0, 7.0]
-
-
-def test_the_shared_expert_is_narrow_at_the_shards_and_rows_where_that_was_measured_to_pay() -> None:
-    assert [narrow_first(K3.rank(16).shared_inter, rows) for rows in (1, 4, 5)] == [0, 0, None]
-    assert [narrow_first(K3.rank(8).shared_inter, rows) for rows in (1, 2)] == [768, None]
-    assert narrow_first(K3.rank(4).shared_inter, 1) is None

@@ -35,13 +35,14 @@ from k3_decode.fused_chain import FusedChain
 from k3_decode.kernel_objects import use_objects
 from k3_decode.layers import LayerChain
 from k3_decode.op_table import OpTable, load_ops
+from k3_decode.overlap import Schedule, overlap_of
 from k3_decode.peers.bench_exchange import time_arms
 from k3_decode.peers.layer_arms import FIRST_LAYER, Case, Memory, draw_layer, make_memory
 from k3_decode.peers.layer_slice import sharing
 from k3_decode.rank_weights import LayerWeights, MoeWeights
 from k3_decode.shapes import K3
 
-__all__ = ["ranked", "main"]
+__all__ = ["Arm", "Bench", "call_of", "main", "ranked"]
 
 LAYERS = 4
 SEED = 7
@@ -65,11 +66,11 @@ class Arm:
 
     def __init__(
         self, layers: list[LayerWeights], case: Case, memory: Memory, table: OpTable, rank: int,
-        layout: Layout, drive: Driver, fused: ExchangeGroup | None = None,
+        layout: Layout, drive: Driver, fused: ExchangeGroup | None = None, schedule: Schedule = overlap_of,
     ) -> None:  # fmt: skip
         options = ChainOptions(
             max_rows=case.requests, rank=rank, first_layer=FIRST_LAYER, layout=layout,
-            exchange_slots=len(layers),
+            exchange_slots=len(layers), schedule=schedule,
         )  # fmt: skip
         sizes = (layers, case.shapes, memory.caches, table, options)
         self.chain = LayerChain(*sizes) if fused is None else FusedChain(*sizes, fused)
@@ -119,11 +120,14 @@ class Bench:
             self.pool = torch.empty((2**31 // PAGE_BYTES, 64, 576), dtype=torch.bfloat16, device=self.device)
             self.pool.normal_(generator=generator)
 
-    def arm(self, case: Case, layout: Layout, drive: Driver, fused: ExchangeGroup | None = None) -> Arm:
+    def arm(
+        self, case: Case, layout: Layout, drive: Driver, fused: ExchangeGroup | None = None,
+        schedule: Schedule = overlap_of,
+    ) -> Arm:  # fmt: skip
         """Equal memories in every arm and on every rank."""
         generator = torch.Generator(self.device).manual_seed(SEED + 1)
         memory = make_memory(case, len(self.layers), self.pool, generator)
-        return Arm(self.layers, case, memory, self.table, self.rank, layout, drive, fused)
+        return Arm(self.layers, case, memory, self.table, self.rank, layout, drive, fused, schedule)
 
     def _repeats(self, case: Case) -> dict[str, int]:
         """Values that differ between two equal runs, by the way ranks meet: the kernels' own doing."""
@@ -172,7 +176,7 @@ class Bench:
             "exchanged_whole": self.arm(case, "whole", exchanged.run),
             "nccl": self.arm(case, "whole", _by_nccl),
         }
-        calls = {name: _call_of(arm) for name, arm in arms.items()}
+        calls = {name: call_of(arm) for name, arm in arms.items()}
         self._fill_peers(arms["alone"], arms["exchanged"])
         samples = time_arms(calls, self.group, 1)
         self.group.require_sound()
@@ -184,7 +188,7 @@ class Bench:
         return record
 
 
-def _call_of(arm: Arm) -> Callable[[int], None]:
+def call_of(arm: Arm) -> Callable[[int], None]:
     """One pass through the arm's layers, whatever its number; the result lies in the arm's buffers."""
 
     def call(_number: int) -> None:

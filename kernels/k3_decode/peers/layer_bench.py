@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from k3_decode.op_table import load_ops
+from k3_decode.overlap import aside_from
 from k3_decode.peers.layer_arms import Case, Memory, OptimisedArm, draw_layer, make_memory
 from k3_decode.peers.layer_forms import forms_of
 from k3_decode.peers.layer_oracle import row_errors, truth_before_experts
@@ -133,7 +134,7 @@ class Bench:
         for rows in self.arguments.variants:
             name = f"{last}.aside{rows}"
             arms[name] = OptimisedArm(
-                self.layers, case, self.memory(case), self.table, layout=last, aside=range(rows, 65)
+                self.layers, case, self.memory(case), self.table, layout=last, schedule=aside_from(rows)
             )
             arms[name].fill_peers(whole)
         cores = (

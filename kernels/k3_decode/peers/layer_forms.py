@@ -13,6 +13,7 @@ import torch
 from k3_decode.bound_layers import Layout
 from k3_decode.kernel_objects import Form, recorded_forms
 from k3_decode.op_table import load_ops
+from k3_decode.overlap import aside_from
 from k3_decode.peers.layer_arms import Case, OptimisedArm, draw_layer, make_memory
 
 __all__ = ["forms_of"]
@@ -36,8 +37,8 @@ def forms_of(cases: Sequence[Case], layouts: Sequence[Layout]) -> list[Form]:
             pages = case.requests * (case.context // 64 + 1) + 2
             pool = torch.empty((pages, 64, 576), dtype=torch.bfloat16, device=generator.device)
             memory = make_memory(case, 1, pool, generator)
-            for layout, aside in product(layouts, (range(1, 65), range(0))):
-                OptimisedArm([layer], case, memory, table, layout=layout, aside=aside).step()
+            for layout, schedule in product(layouts, (aside_from(1), aside_from(65))):
+                OptimisedArm([layer], case, memory, table, layout=layout, schedule=schedule).step()
     return forms
 
 
