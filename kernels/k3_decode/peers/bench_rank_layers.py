@@ -2,7 +2,10 @@
 
     torchrun --nproc_per_node=N -m k3_decode.peers.bench_rank_layers --kind kda --batch 1 8 64 --out FILE
 
-Shards of TP N, router and latent projections sharded too. Arms, each a CUDA graph of the same layers:
+Shards of TP N (or of `--tp`, wider than the ranks that are there: the shapes of a larger group, exchanged
+between these; its other ranks' columns stay what a step of the layout `whole` left, so only times and the
+layout `whole` say something). Router and latent projections sharded too. Arms, each a CUDA graph of the same
+layers:
 `exchanged`, all meetings by exchange kernels (`collectives/exchanged.py`); `fused`, the attention's by the
 fused exchange (`fused_chain.py`); `alone`, the same launches without them, a rank by itself;
 `exchanged_whole` and `nccl`, the layout `whole` with exchanges and with NCCL's all-reduces. Ranks start a
@@ -107,9 +110,11 @@ def _by_nccl(forward: Exchange) -> torch.Tensor:
 class Bench:
     """The layers of one kind on this rank."""
 
-    def __init__(self, kind: str, layers: int, group: ExchangeGroup) -> None:
+    def __init__(self, kind: str, layers: int, group: ExchangeGroup, tp: int | None = None) -> None:
         self.kind, self.group, self.device = kind, group, group.mailboxes.device
-        self.tp, self.rank = group.layout.ranks, group.first_rank
+        self.ranks, self.rank = group.layout.ranks, group.first_rank
+        self.tp = tp or self.ranks
+        """Of the shards' shapes."""
         self.table = sharing(load_ops("cute", Case(kind, self.tp, 1).shapes, self.device))
         generator = torch.Generator(self.device).manual_seed(SEED)
         shapes = Case(kind, self.tp, 1).shapes
@@ -129,7 +134,7 @@ class Bench:
         memory = make_memory(case, len(self.layers), self.pool, generator)
         return Arm(self.layers, case, memory, self.table, self.rank, layout, drive, fused, schedule)
 
-    def _repeats(self, case: Case) -> dict[str, int]:
+    def _repeats(self, case: Case, layout: Layout) -> dict[str, int]:
         """Values that differ between two equal runs, by the way ranks meet: the kernels' own doing."""
         found = {}
         drivers: dict[str, Driver] = {
@@ -137,35 +142,38 @@ class Bench:
             "alone": run_alone,
         }  # fmt: skip
         for name, drive in drivers.items():
-            first, second = (self.arm(case, "sharded", drive).step().clone() for _ in range(2))
+            first, second = (self.arm(case, layout, drive).step().clone() for _ in range(2))
             found[f"differing_{name}_twice"] = int((first != second).sum())
         return found
 
-    def _fill_peers(self, alone: Arm, exchanged: Arm) -> None:
-        """A rank by itself finds in its buffers what peers sent in a step like its own, so that its tokens
-        choose as many experts.
+    def _fill_peers(self, arms: list[Arm], exchanged: Arm) -> None:
+        """Ranks without peers find in their buffers what peers sent in a step like their own, so that their
+        tokens choose as many experts.
         """
         exchanged.step()
-        for name in ("logits", "latent", "ffn"):
-            alone.chain.buffers[name].copy_(exchanged.chain.buffers[name])
+        for arm in arms:
+            for name in ("logits", "latent", "ffn"):
+                arm.chain.buffers[name].copy_(exchanged.chain.buffers[name])
 
     def cell(self, case: Case) -> dict[str, Any]:
         """Agreement, then times of every arm."""
         exchanged = Exchanged(self.group, self.launches)
-        out = self.arm(case, "sharded", exchanged.run).step().clone()
-        fused = self.arm(case, "sharded", exchanged.run, self.group).step().clone()
+        is_whole_group = self.tp == self.ranks
+        layout: Layout = "sharded" if is_whole_group else "whole"
+        out = self.arm(case, layout, exchanged.run).step().clone()
+        fused = self.arm(case, layout, exchanged.run, self.group).step().clone()
         torch.cuda.synchronize()
         self.group.require_sound()
-        wanted = self.arm(case, "sharded", run_distributed).step().clone()
-        every = [torch.empty_like(out) for _ in range(self.tp)]
+        wanted = self.arm(case, layout, run_distributed).step().clone()
+        every = [torch.empty_like(out) for _ in range(self.ranks)]
         distributed.all_gather(every, out)
         difference = (out.double() - wanted.double()).norm() / wanted.double().norm()
         record: dict[str, Any] = {
-            "cell": "layers", "kind": case.kind, "tp": self.tp, "rows": case.requests,
-            "context": case.context, "layers": len(self.layers),
+            "cell": "layers", "kind": case.kind, "tp": self.tp, "ranks": self.ranks, "layout": layout,
+            "rows": case.requests, "context": case.context, "layers": len(self.layers),
             "is_finite": bool(out.isfinite().all()),
             "differing": int((out != wanted).sum()), "relative_difference": float(difference),
-            "differing_rows": int((out != wanted).any(1).sum()), **self._repeats(case),
+            "differing_rows": int((out != wanted).any(1).sum()), **self._repeats(case, layout),
             "differing_fused": int((fused != out).sum()),
             "ranks_agree": all(torch.equal(every[0], other) for other in every),
         }  # fmt: skip
@@ -177,7 +185,12 @@ class Bench:
             "nccl": self.arm(case, "whole", _by_nccl),
         }
         calls = {name: call_of(arm) for name, arm in arms.items()}
-        self._fill_peers(arms["alone"], arms["exchanged"])
+        if is_whole_group:
+            self._fill_peers([arms["alone"]], arms["exchanged"])
+        else:
+            self._fill_peers(
+                [arms[name] for name in ("fused", "exchanged", "alone")], arms["exchanged_whole"]
+            )
         samples = time_arms(calls, self.group, 1)
         self.group.require_sound()
         per_layer = {name: [us / len(self.layers) for us in found] for name, found in samples.items()}
@@ -206,6 +219,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--tp", type=int, help="of the shards; default: the ranks that are there")
     parser.add_argument("--objects", type=Path, help="compiled kernels (kernel_objects.py)")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args(argv)
@@ -225,7 +239,7 @@ def _measure_all(asked: argparse.Namespace, device: torch.device, lines: list[st
     group = symmetric(distributed.group.WORLD, 64 * (K3.hidden + K3.latent) * 2, device)
     for kind in asked.kind:
         begun = time.perf_counter()
-        bench = Bench(kind, asked.layers, group)
+        bench = Bench(kind, asked.layers, group, asked.tp)
         torch.cuda.synchronize()
         drawn_s = round(time.perf_counter() - begun, 1)
         for rows in asked.batch:
