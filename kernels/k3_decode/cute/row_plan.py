@@ -101,6 +101,13 @@ class Plan:
         return self.k // STEP % self.parts == 0
 
     @property
+    def is_rolled(self) -> bool:
+        """Whether a warp loops over its steps: where they are too many and too wide to stand one behind the
+        other in the code, which only architectures without `row_gemm` have.
+        """
+        return not self.is_grouped and self.tokens > 16 and self.row_tiles > 1
+
+    @property
     def halves(self) -> int:
         """Groups of 8 tokens."""
         return self.tokens // 8

@@ -73,7 +73,14 @@ def multiply(
         row_gemm.publish(plan, place, tiles, products, squares)
         row_sums.finish_published(plan, place, has_norm, extent, eps, store)
     else:
-        sums, totals = row_stream.stream(plan, place, segments, x, norm_weight, chain)
+        stream = row_stream.Stream(plan, place, segments, x, norm_weight, chain)
+        if cutlass.const_expr(stream.turns > 0):
+            words, values = row_stream.keep(stream)
+            for number in cutlass.range(stream.turns, unroll=1):
+                row_stream.turn(stream, number, words, values)
+            row_stream.resume(stream, words, values)
+        stream.run(stream.turns * stream.period, plan.steps)
+        sums, totals = stream.finished()
         _let_next_start(plan)
         row_sums.finish(plan, place, sums, totals if has_norm else None, extent, eps, store)
     if place.is_first:

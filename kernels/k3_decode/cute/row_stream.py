@@ -14,8 +14,15 @@ Partial sums meet in a fixed order: within a warp along K, then over the warps o
 blocks of a cluster (each block finishes a share of the row pairs and receives the others' sums by
 `st.async`). A result therefore depends on the plan alone, not on timing. Tokens and rows past the end
 repeat the last one and are never stored.
+
+The steps stand one behind the other in the code. Of a rolled plan most are turns of a loop instead, in the
+same order: 132 steps of 64 tokens take the compiler half a minute, and more instructions than a
+multiprocessor keeps.
 """
 
+import copy
+import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import cutlass.cute as cute
@@ -24,7 +31,7 @@ from cutlass import Float32, Int32, Int64
 from k3_decode.cute import instructions as ins
 from k3_decode.cute.row_plan import CARVEOUT, STEP, Place, Plan, Segments, row_addresses
 
-__all__ = ["CARVEOUT", "Sums", "stream"]
+__all__ = ["CARVEOUT", "Stream", "Sums", "keep", "resume", "turn"]
 
 TOKENS_AHEAD = 2
 """Steps of activations in flight: they come from L2, so one step of weights covers their latency."""
@@ -42,48 +49,133 @@ class _Rows(NamedTuple):
     """Int32 1 where the slice lacks the last step; None for even plans."""
 
 
-def stream(
-    plan: Plan,
-    place: Place,
-    segments: Segments,
-    x: cute.Tensor,
-    norm_weight: cute.Tensor | None = None,
-    chain: int | None = None,
-) -> tuple[Sums, list[Float32]]:
-    """Products of the warp's slice, and per group of 8 tokens the lane's sum of squares of x (for a norm).
+class Stream:
+    """A warp's products under way: weights and activations in flight, and the sums so far."""
 
-    Lets the next kernel start at once, then waits for the previous one before the first activation is read.
-    After every `chain` steps the matrix unit starts from zero again and its sum is added in fp32: the unit
-    drops low bits at each addition, which an fp32 output would show (9e-7 of the row over 28 steps, 2e-7
-    over 4).
-    """
-    sums, totals = _zero_sums(plan), None
-    squares = [Float32(0.0)] * plan.halves
-    rows = _open_rows(plan, place, segments)
-    norm_at = None
-    if norm_weight is not None:
-        norm_at = ins.byte_address(norm_weight) + Int64(rows.first_step) * (STEP * 2) + Int64(place.quad) * 16
-    if not plan.is_late:
-        cute.arch.griddepcontrol_launch_dependents()
-    ring = [_fetch(plan, rows, step) for step in range(min(plan.depth, plan.steps))]
-    cute.arch.griddepcontrol_wait()
-    source = _Tokens(plan, place, rows, x)
-    for step in range(plan.steps):
-        tokens = source.step(step)
-        if norm_at is not None:
+    def __init__(
+        self,
+        plan: Plan,
+        place: Place,
+        segments: Segments,
+        x: cute.Tensor,
+        norm_weight: cute.Tensor | None = None,
+        chain: int | None = None,
+    ) -> None:
+        """Lets the next kernel start at once, then waits for the previous one before the first activation is
+        read.
+
+        After every `chain` steps the matrix unit starts from zero again and its sum is added in fp32: the
+        unit drops low bits at each addition, which an fp32 output would show (9e-7 of the row over 28 steps,
+        2e-7 over 4).
+        """
+        self.plan, self.chain = plan, chain
+        self.period = math.lcm(plan.depth, TOKENS_AHEAD, chain or 1)
+        self.turns = (
+            max(0, plan.steps - 1 - max(plan.depth, TOKENS_AHEAD)) // self.period if plan.is_rolled else 0
+        )
+        """Turns of `period` steps that a loop makes; it asks for no step beyond the last but one."""
+        self.sums, self.squares = _zero_sums(plan), [Float32(0.0)] * plan.halves
+        self.totals = _zero_sums(plan) if chain is not None and self.turns else None
+        self.rows = _open_rows(plan, place, segments)
+        first = Int64(self.rows.first_step) * (STEP * 2) + Int64(place.quad) * 16
+        self.norm_at = None if norm_weight is None else ins.byte_address(norm_weight) + first
+        if not plan.is_late:
+            cute.arch.griddepcontrol_launch_dependents()
+        self.ring = [_fetch(plan, self.rows, step) for step in range(min(plan.depth, plan.steps))]
+        cute.arch.griddepcontrol_wait()
+        self.tokens = _Tokens(plan, place, self.rows, x)
+
+    def run(self, first: int, last: int) -> None:
+        """The products of steps `first` to `last`, exclusively, one behind the other."""
+        for step in range(first, last):
+            self._step(step)
+
+    def moved(self, offset: Int64) -> "Stream":
+        """The same, reading so many bytes further on."""
+        other = copy.copy(self)
+        other.rows = self.rows._replace(addresses=[a + offset for a in self.rows.addresses])
+        other.norm_at = None if self.norm_at is None else self.norm_at + offset
+        other.tokens = copy.copy(self.tokens)
+        other.tokens.rows = other.rows
+        other.tokens.addresses = [a + offset for a in self.tokens.addresses]
+        return other
+
+    def words(self) -> list[Int32]:
+        """Everything in flight."""
+        return [word for ahead in (self.ring, self.tokens.near) for step in ahead for w in step for word in w]
+
+    def values(self) -> list[Float32]:
+        """Everything summed so far."""
+        parts = (self.sums, self.totals or [])
+        return [v for part in parts for row in part for tile in row for v in tile] + self.squares
+
+    def take(self, words: Iterator[Int32], values: Iterator[Float32]) -> None:
+        """Go on from what `words` and `values` gave."""
+        plan, near = self.plan, len(self.tokens.near)
+        self.ring = [[_next4(words) for _ in range(plan.row_tiles)] for _ in range(plan.depth)]
+        self.tokens.near = [[_next4(words) for _ in range(plan.halves)] for _ in range(near)]
+        self.sums = [[_next4(values) for _ in row] for row in self.sums]
+        self.totals = None if self.totals is None else [[_next4(values) for _ in row] for row in self.totals]
+        self.squares = [next(values) for _ in self.squares]
+
+    def finished(self) -> tuple[Sums, list[Float32]]:
+        """Products of the warp's slice, and per group of 8 tokens the lane's sum of squares of x (for a
+        norm).
+        """
+        return _add_sums(self.totals, self.sums), self.squares
+
+    def _step(self, step: int) -> None:
+        plan = self.plan
+        tokens = self.tokens.step(step)
+        if self.norm_at is not None:
             back = Int64(0)
             if not plan.is_even and step == plan.steps - 1:
-                back = Int64(rows.is_short) * (STEP * 2)
-            norms = _floats_of(ins.load_weight(norm_at + step * (STEP * 2) - back))
-            pairs = zip(tokens, squares, strict=True)
+                back = Int64(self.rows.is_short) * (STEP * 2)
+            norms = _floats_of(ins.load_weight(self.norm_at + step * (STEP * 2) - back))
+            pairs = zip(tokens, self.squares, strict=True)
             scaled = [_scale_tokens(words, norms, square) for words, square in pairs]
-            tokens, squares = [words for words, _ in scaled], [square for _, square in scaled]
-        if chain is not None and step and step % chain == 0:
-            totals, sums = _add_sums(totals, sums), _zero_sums(plan)
-        _multiply(plan, sums, ring[step % plan.depth], tokens)
+            tokens, self.squares = [words for words, _ in scaled], [square for _, square in scaled]
+        if self.chain is not None and (step or self.turns) and step % self.chain == 0:
+            self.totals, self.sums = _add_sums(self.totals, self.sums), _zero_sums(plan)
+        _multiply(plan, self.sums, self.ring[step % plan.depth], tokens)
         if step + plan.depth < plan.steps:
-            ring[step % plan.depth] = _fetch(plan, rows, step + plan.depth)
-    return _add_sums(totals, sums), squares
+            self.ring[step % plan.depth] = _fetch(plan, self.rows, step + plan.depth)
+
+
+def keep(stream: Stream) -> tuple[cute.Tensor, cute.Tensor]:
+    """Registers that hold a stream from one turn of a loop to the next."""
+    words, values = stream.words(), stream.values()
+    kept = cute.make_rmem_tensor((len(words),), Int32), cute.make_rmem_tensor((len(values),), Float32)
+    _write(stream, *kept)
+    return kept
+
+
+def turn(stream: Stream, number: Int32, words: cute.Tensor, values: cute.Tensor) -> None:
+    """One turn of a rolled plan's loop, over what is kept."""
+    moved = stream.moved(Int64(number) * (stream.period * STEP * 2))
+    moved.take(_elements(words, len(stream.words())), _elements(values, len(stream.values())))
+    moved.run(0, stream.period)
+    _write(moved, words, values)
+
+
+def resume(stream: Stream, words: cute.Tensor, values: cute.Tensor) -> None:
+    """Behind the loop: the stream goes on from what is kept."""
+    stream.take(_elements(words, len(stream.words())), _elements(values, len(stream.values())))
+
+
+def _write(stream: Stream, words: cute.Tensor, values: cute.Tensor) -> None:
+    for i, word in enumerate(stream.words()):
+        words[i] = word
+    for i, value in enumerate(stream.values()):
+        values[i] = value
+
+
+def _elements(kept: cute.Tensor, count: int) -> Iterator[Any]:
+    return iter([kept[i] for i in range(count)])
+
+
+def _next4(source: Iterator[Any]) -> tuple[Any, Any, Any, Any]:
+    return next(source), next(source), next(source), next(source)
 
 
 def _open_rows(plan: Plan, place: Place, segments: Segments) -> _Rows:

@@ -275,4 +275,9 @@ def _device(machine: NumpyMachine) -> SimpleNamespace:
         mbarrier_wait=nothing,
         **dict.fromkeys(names, nothing),
     )
-    return SimpleNamespace(arch=arch, Tensor=object, rsqrt=lambda value: 1.0 / np.sqrt(value))
+    return SimpleNamespace(
+        arch=arch,
+        Tensor=object,
+        rsqrt=lambda value: 1.0 / np.sqrt(value),
+        make_rmem_tensor=lambda shape, _: [None] * shape[0],
+    )

@@ -9,15 +9,18 @@ import pytest
 pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not installed")
 
 from k3_decode.cute import latent_tail as op
-from k3_decode.cute import row_gemm, row_plan, row_stream, row_sums
+from k3_decode.cute import row_gemm, row_plan, row_sums
 from k3_decode.cute.row_plan import Plan
 from k3_decode.cute.variant import COMPILED, DISPATCHED
+
+from tests.k3_decode.cute.row_streams import streamed
 
 PLANS = {
     "one_block": (48, Plan(256, 8, 3, 1, 4, 1, 2, is_whole=True)),
     "uneven_k": (48, Plan(224, 16, 2, 1, 3, 1, 3, 2)),
     "two_row_warps": (64, Plan(128, 8, 2, 2, 2, 1, 2)),
     "cluster_of_four": (40, Plan(512, 32, 2, 1, 2, 4, 2)),
+    "loop": (48, Plan(1024, 32, 2, 1, 2, 1, 3)),
     "warpgroup": (64, Plan(256, 16, 2, 4, 1, 1, 3, is_grouped=True)),
     "warpgroups_in_a_cluster": (120, Plan(512, 64, 2, 8, 1, 2, 2, is_grouped=True)),
     "uneven_cluster": (24, Plan(352, 8, 1, 1, 2, 3, 2)),
@@ -51,7 +54,7 @@ def test_every_plan_norms_projects_and_adds(name: str, numpy_machine: Callable[.
         row_gemm.publish(plan, place, tiles, sums, squares)
         row_sums.finish_published(plan, place, True, extent, eps, store)
     else:
-        sums, squares = row_stream.stream(plan, place, segments, latent_at, norm_at)
+        sums, squares = streamed(plan, place, segments, latent_at, norm_at)
         row_sums.finish(plan, place, sums, squares, extent, eps, store)
 
     tensors = (latent_at, norm_at, up_at, shared_at)

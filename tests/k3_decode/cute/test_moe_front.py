@@ -10,9 +10,11 @@ import pytest
 pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not installed")
 
 from k3_decode.cute import moe_front as op
-from k3_decode.cute import row_plan, row_stream, row_sums
+from k3_decode.cute import row_plan, row_sums
 from k3_decode.cute.row_plan import Plan
 from k3_decode.cute.variant import COMPILED, DISPATCHED
+
+from tests.k3_decode.cute.row_streams import streamed
 
 
 def run_in_numpy(
@@ -50,7 +52,7 @@ def run_in_numpy(
         (np.int64(at.base), count)
         for at, count in ((router_at, experts), (down_at, width), (turns_at, 2 * inter))
     ]
-    sums, _ = row_stream.stream(plan, place, segments, x_at, chain=2)
+    sums, _ = streamed(plan, place, segments, x_at, chain=2)
     store = op._store_to(logits_at, latent_at, hidden_at, experts, width)
     row_sums.finish(plan, place, sums, None, row_sums.Extent(tokens, rows), None, store)
 
@@ -84,6 +86,13 @@ def test_a_cluster_of_seven_splits_k_and_shares_the_rows(
 ) -> None:
     plan = Plan(448, 16, 4, 1, 2, 7, 1)
     assert agrees(*run_in_numpy(numpy_machine, monkeypatch, plan, (12, 28, 8), 16))
+
+
+def test_a_loop_over_steps_adds_the_same_runs_of_products(
+    numpy_machine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Plan(1024, 32, 3, 1, 2, 1, 3)
+    assert agrees(*run_in_numpy(numpy_machine, monkeypatch, plan, (12, 28, 4), 30))
 
 
 @pytest.mark.parametrize("architecture", DISPATCHED + COMPILED)

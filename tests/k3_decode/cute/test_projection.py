@@ -14,10 +14,12 @@ pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not inst
 
 from k3_decode.compile import find_disassembler
 from k3_decode.cute import projection as op
-from k3_decode.cute import row_gemm, row_plan, row_stream, row_sums
+from k3_decode.cute import row_gemm, row_plan, row_sums
 from k3_decode.cute.plans import FEW, plan_for, plans_by_architecture
 from k3_decode.cute.row_plan import Plan
 from k3_decode.cute.variant import COMPILED, DISPATCHED
+
+from tests.k3_decode.cute.row_streams import streamed
 
 PLANS = {
     "one_block": (48, Plan(256, 8, 3, 1, 4, 1, 2, is_whole=True)),
@@ -27,6 +29,8 @@ PLANS = {
     "cluster_of_two": (48, Plan(512, 16, 3, 1, 4, 2, 2)),
     "cluster_of_seven": (32, Plan(448, 8, 2, 1, 2, 7, 1)),
     "uneven_cluster": (24, Plan(352, 64, 1, 1, 2, 3, 2)),
+    "loop": (64, Plan(1024, 32, 2, 2, 2, 1, 3)),
+    "uneven_loop": (40, Plan(1120, 64, 3, 1, 3, 1, 2)),
     "warpgroup": (64, Plan(256, 32, 2, 4, 1, 1, 3, is_grouped=True)),
     "two_warpgroups": (120, Plan(256, 64, 2, 8, 1, 1, 2, is_grouped=True)),
     "warpgroups_in_a_cluster": (128, Plan(512, 64, 2, 4, 1, 4, 2, is_grouped=True)),
@@ -65,7 +69,7 @@ def run_in_numpy(
         row_gemm.publish(plan, place, tiles, sums, None)
         row_sums.finish_published(plan, place, False, extent, None, store)
     else:
-        sums, _ = row_stream.stream(plan, place, segments, x_at)
+        sums, _ = streamed(plan, place, segments, x_at)
         row_sums.finish(plan, place, sums, None, extent, None, store)
 
     words = machine.read(out_at)
@@ -88,6 +92,17 @@ def test_every_plan_computes_the_whole_product(name: str, numpy_machine: Callabl
     assert np.abs(values - truth).max() < 1e-4
     if plan.cluster > 1:
         assert received.tolist() == expected.tolist()
+
+
+def test_wide_plans_without_warpgroups_loop_over_their_steps_and_others_do_not() -> None:
+    assert [name for name, (_, plan) in PLANS.items() if plan.is_rolled] == [
+        "two_row_warps",
+        "loop",
+        "uneven_loop",
+    ]
+    measured = [p for p, where in plans_by_architecture(tuple(FEW)) if "sm_90a" in where]
+    assert measured
+    assert not any(plan.is_rolled for plan in measured)
 
 
 def test_bf16_output_is_the_sum_rounded_once(numpy_machine: Callable[..., Any]) -> None:

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not installed")
 
-from k3_decode.cute import row_plan, row_stream, row_sums
+from k3_decode.cute import row_plan, row_sums
 from k3_decode.cute import situ_mlp as op
 from k3_decode.cute.row_plan import Plan
 from k3_decode.cute.variant import COMPILED, DISPATCHED
@@ -17,6 +17,7 @@ from k3_decode.ops.contract import Cell
 from k3_decode.ops.situ_mlp import SPEC
 from k3_decode.shapes import CANARY, K3, NANO
 
+from tests.k3_decode.cute.row_streams import streamed
 from tests.k3_decode.op_errors import outputs, tensor
 
 
@@ -36,7 +37,7 @@ def run_in_numpy(
     empty = np.full(tokens * columns // 2, 0x7FC07FC0, np.uint32)
     out_at = machine.place(empty, (tokens, columns), (columns, 1))
     place = row_plan.locate(plan)
-    sums, _ = row_stream.stream(plan, place, [(op.ins.byte_address(weight_at), rows)], x_at)
+    sums, _ = streamed(plan, place, [(op.ins.byte_address(weight_at), rows)], x_at)
     row_sums.finish(
         plan, place, sums, None, row_sums.Extent(tokens, rows), None, op._store_to(out_at, has_gate)
     )

@@ -207,7 +207,7 @@ def test_the_first_check_compiles_for_all_audits_of_the_plan_and_for_no_other(
 def test_compiling_for_others_and_waiting_for_them_is_no_part_of_a_check_s_own_time(
     root: Path, tmp_path: Path
 ) -> None:
-    pack, said = CopyPack(root), []
+    pack, said = CopyPack(root), list[str]()
     (check,) = audit.plan(request(pack))
     made = replace(context(pack, tmp_path), mark=said.append, progress=said.append)
     audit.sample(check, made)
