@@ -26,10 +26,12 @@ from typing import Any
 from k3_decode.cute.variant import Variant
 from k3_decode.device_code import DeviceCode, device_code
 from k3_decode.disassembly import DisassemblyError, disassemble, find_disassembler
+from k3_decode.environment_reads import noted_reads
 
 __all__ = ["all_variants", "compile_variants", "find_disassembler", "main"]
 
 EXIT_FAILED = 1
+ROOT = Path(__file__).resolve().parent
 TOGETHER = 32
 """Variants disassembled at once: starting the disassembler takes longer than reading ten cubins."""
 PARENT_POLL_S = 2.0
@@ -47,12 +49,17 @@ def all_variants() -> tuple[Variant, ...]:
 
 
 def compile_variants(
-    variants: Sequence[Variant], architectures: Sequence[str], out: Path, dump: Path
+    variants: Sequence[Variant],
+    architectures: Sequence[str],
+    out: Path,
+    dump: Path,
+    reads: Sequence[str] = (),
 ) -> dict[tuple[str, str], str | None]:
     """Compile variants into `out/<architecture>`, each for those architectures that it names; gives its error
-    in words, or None, by name and architecture. `dump` is an empty folder for the DSL.
+    in words, or None, by name and architecture. `dump` is an empty folder for the DSL; `reads` says what
+    of the environment was read when they were imported, which fails them all.
     """
-    records = [r for variant in variants for r in _compile(variant, architectures, out, dump)]
+    records = [r for variant in variants for r in _compile(variant, architectures, out, dump, reads)]
     for architecture in architectures:
         folder = out / architecture
         compiled = [r for r in records if r["architecture"] == architecture and r["error"] is None]
@@ -89,7 +96,8 @@ def main(argv: list[str] | None = None) -> int:
         }
         if argv is None:
             _hurry()
-        known = {v.name: v for v in all_variants() if set(asked.arch) & set(v.architectures)}
+        with noted_reads(ROOT / "cute") as reads:
+            known = {v.name: v for v in all_variants() if set(asked.arch) & set(v.architectures)}
         names = asked.names or sorted(known)
         unknown = [n for n in names if n not in known]
         if unknown:
@@ -101,22 +109,28 @@ def main(argv: list[str] | None = None) -> int:
         for start in range(0, len(names), TOGETHER):
             gc.collect()  # it never runs by itself (`_hurry`)
             part = [known[name] for name in names[start : start + TOGETHER]]
-            ended = compile_variants(part, asked.arch, asked.out, Path(folder))
+            ended = compile_variants(part, asked.arch, asked.out, Path(folder), reads)
             for (name, architecture), error in ended.items():
                 failed |= error is not None
                 sys.stderr.write(f"{name} {architecture}: {error or 'compiled'}\n")
     return EXIT_FAILED if failed else 0
 
 
-def _compile(variant: Variant, architectures: Sequence[str], out: Path, dump: Path) -> list[dict[str, Any]]:
+def _compile(
+    variant: Variant, architectures: Sequence[str], out: Path, dump: Path, reads: Sequence[str]
+) -> list[dict[str, Any]]:
     """Compile one variant; gives its record for each architecture."""
     wanted = [a for a in architectures if a in variant.architectures]
     begun = time.perf_counter()
     found: dict[str, DeviceCode | str]
     try:
-        found = device_code(variant.compile, wanted, dump)
+        with noted_reads(ROOT) as own:
+            found = device_code(variant.compile, wanted, dump)
     except Exception as error:  # noqa: BLE001  # whatever the compiler raises is a fact about the variant
         found = dict.fromkeys(wanted, f"{type(error).__name__}: {error}")
+    if told := [*reads, *own]:
+        said = f"{'; '.join(told)}: elsewhere it would be other code than what is read here; pass a constant"
+        found = dict.fromkeys(wanted, said)
     spent = round((time.perf_counter() - begun) / max(1, len(wanted)), 3)
     return [_record(variant, architecture, code, out, spent) for architecture, code in found.items()]
 

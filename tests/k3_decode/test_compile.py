@@ -1,11 +1,14 @@
 """What the compiling process reads off the compiler's own host code, and how it answers."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from k3_decode import compile as compiling
 from k3_decode.compile import compile_variants, main
 from k3_decode.cute.variant import Variant
+from k3_decode.environment_reads import noted_reads
 from k3_decode.launches import Launch, parse_launches
 
 HOST_CODE = """
@@ -55,6 +58,48 @@ def test_a_variant_that_does_not_compile_leaves_its_error_and_no_half_written_re
     assert errors == {("copy_1", "sm_90a"): "ValueError: no such layout"}
     assert [p.name for p in folder.iterdir()] == ["copy_1.json"]
     assert '"error": "ValueError: no such layout"' in (folder / "copy_1.json").read_text()
+
+
+def _asking_variant(ask: Callable[[], object]) -> Variant:
+    def build() -> object:
+        ask()
+        raise ValueError("nothing to compile")
+
+    return Variant("copy", "copy_1", ("sm_90a", "sm_100a"), build, (), "cute/copy.py")
+
+
+@pytest.mark.parametrize(
+    ("ask", "what"),
+    [
+        (lambda: os.environ.get("CUTE_DSL_ARCH"), "CUTE_DSL_ARCH"),
+        (lambda: os.getenv("FAST"), "FAST"),
+        (lambda: "FAST" in os.environ, "FAST"),
+        (lambda: dict(os.environ), "all"),
+        (lambda: os.path.expandvars("$FAST"), "FAST"),
+    ],
+)
+def test_a_kernel_that_reads_the_environment_while_it_is_traced_does_not_compile(
+    ask: Callable[[], object], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("sm_90a", "sm_100a", "dump"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(compiling, "ROOT", Path(__file__).resolve().parent)
+    errors = compile_variants([_asking_variant(ask)], ("sm_90a", "sm_100a"), tmp_path, tmp_path / "dump")
+    assert len(errors) == 2
+    for error in errors.values():
+        assert error is not None
+        assert error.startswith("test_compile.py:")
+        assert f"reads {what} of the environment" in error
+
+
+def test_what_somebody_else_reads_of_the_environment_is_no_matter(tmp_path: Path) -> None:
+    with noted_reads(tmp_path) as reads:
+        os.environ.get("CUTE_DSL_ARCH")
+    assert reads == []
+    with noted_reads(Path(__file__).resolve().parent) as reads:
+        pass
+    os.environ.get("CUTE_DSL_ARCH")
+    assert reads == []
 
 
 def test_the_exit_code_is_1_when_one_variant_failed(
