@@ -307,8 +307,12 @@ def _require_same_code(plan: Plan, header: WorkerHeader) -> None:
 def read_plan(path: Path) -> Plan:
     try:
         return Plan.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise InputError(f"{path}: no plan can be read here: {str(error).splitlines()[0]}") from error
+    except OSError as error:
+        raise InputError(f"{path}: no plan can be read here ({error.strerror}); check the path") from error
+    except ValidationError as error:
+        raise InputError(
+            f"{path}: holds no plan ({str(error).splitlines()[0]}); give what `fasttrack plan --save` wrote"
+        ) from error
 
 
 def _bounded_lines(source: Iterator[str]) -> Iterator[str]:

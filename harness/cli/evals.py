@@ -83,6 +83,8 @@ def run(
     chosen = replace(selection, stages=("evals",), only=tuple(name or selection.only))
     if engine != "in-process" or server is not None:
         task = _served_tasks(task or [], engine, server, data)
+    elif task:
+        _require_known(task, selection.pack)
     if not task and data is None:
         raise typer.Exit(validate_selection(chosen, out, RunOptions(resume, True, json)))
     plan = _asked_plan(chosen, _subjects(task or [], data), out if resume else None)
@@ -177,6 +179,19 @@ def _subjects(tasks: list[str], data: str | None) -> tuple[str, ...]:
         os.environ[FOLDER_VARIABLE] = str(path)
         suffix = "_local" if path.is_file() else ""
     return tuple(f"{task}{suffix}" if task in readers else task for task in tasks)
+
+
+def _require_known(tasks: list[str], pack: str) -> None:
+    """Raises `InputError` for a name that `fasttrack evals list` does not have."""
+    from harness.domain.errors import InputError
+    from harness.stages.evals.planning import FORMS, OFFICIAL
+
+    listed = [str(row["name"]) for row in (*_embedded(pack), *_official(), *_features())]
+    known = list(dict.fromkeys((*listed, *OFFICIAL, "features")))
+    for task in tasks:
+        name, _, form = task.rpartition("_")
+        if task not in known and (name not in known or form not in FORMS):
+            raise InputError(f"--task {task}: there is no such eval; there are {', '.join(known)}")
 
 
 def _asked_plan(selection: Selection, subjects: tuple[str, ...], resumed: Path | None) -> "Plan":

@@ -167,7 +167,7 @@ def submission_of(
         key, found = (None, None) if own is None else known(own)
         if found is not None:
             return found
-        with bundle_folder(own or path) as folder:
+        with bundle_folder(own or path, shown=path) as folder:
             submission = load_submission(folder, judge_of(folder), replan_of(), name, trusted_root)
         if memory is not None and key is not None:
             remember(memory, key, submission)

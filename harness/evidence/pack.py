@@ -19,7 +19,7 @@ import zstandard
 
 from harness.domain.errors import EvidenceError, InputError
 from harness.evidence.integrity import MAX_FILES
-from harness.evidence.names import ATTESTATION, MANIFEST, check_path, colliding_paths
+from harness.evidence.names import ATTESTATION, MANIFEST, PLAN, check_path, colliding_paths
 from harness.evidence.reader import open_bundle
 from harness.evidence.strict_json import open_regular
 
@@ -57,8 +57,13 @@ def pack_bundle(folder: Path, archive: Path) -> Path:
     return archive
 
 
-def unpack_bundle(archive: Path, destination: Path, max_bytes: int = MAX_UNPACKED_BYTES) -> Path:
-    """Unpack into `destination`, which must not exist; raises `EvidenceError` and leaves nothing behind."""
+def unpack_bundle(
+    archive: Path, destination: Path, max_bytes: int = MAX_UNPACKED_BYTES, shown: Path | None = None
+) -> Path:
+    """Unpack into `destination`, which must not exist; raises `EvidenceError`, which calls the archive
+    `shown`, and leaves nothing behind.
+    """
+    shown = shown or archive
     if destination.exists():
         raise InputError(f"{destination} exists already; choose another folder")
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -70,9 +75,9 @@ def unpack_bundle(archive: Path, destination: Path, max_bytes: int = MAX_UNPACKE
         temporary.chmod(0o755)
         temporary.rename(destination)
     except (zstandard.ZstdError, tarfile.HeaderError, OSError, ValueError) as error:
-        raise EvidenceError(f"{archive}: is no packed bundle: {error}") from error
+        raise EvidenceError(f"{shown}: is no packed bundle: {error}") from error
     except EvidenceError as error:
-        raise EvidenceError(f"{archive}: {error}") from error
+        raise EvidenceError(f"{shown}: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return destination
@@ -107,16 +112,23 @@ def read_packed(archive: Path, names: Mapping[str, int]) -> dict[str, bytes]:
 
 
 @contextmanager
-def bundle_folder(path: Path) -> Iterator[Path]:
-    """A bundle's folder, for a folder or a packed bundle; what was unpacked is removed afterwards."""
+def bundle_folder(path: Path, shown: Path | None = None) -> Iterator[Path]:
+    """A bundle's folder, for a folder or a packed bundle; what was unpacked is removed afterwards. `shown` is
+    what a copy goes by in words.
+    """
+    shown = shown or path
     if path.is_dir():
+        if not any(map(os.path.lexists, (path / PLAN, path / MANIFEST))):
+            raise InputError(
+                f"{shown}: no bundle lies in this folder; give a run's folder, or a .tar.zst"
+            )
         yield path
         return
     if not path.is_file():
-        raise InputError(f"{path}: there is no bundle here; give its folder or its .tar.zst")
+        raise InputError(f"{shown}: there is no bundle here; give its folder or its .tar.zst")
     with tempfile.TemporaryDirectory(prefix="fasttrack-") as scratch:
         name = path.name.removesuffix(".zst").removesuffix(".tar") or "bundle"
-        yield unpack_bundle(path, Path(scratch) / name)
+        yield unpack_bundle(path, Path(scratch) / name, shown=shown)
 
 
 @contextmanager
@@ -124,7 +136,8 @@ def own_copy(path: Path) -> Iterator[Path | None]:
     """A folder's or an archive's files as they are read now, where nobody else can change them; None where
     they are more than any bundle may hold.
 
-    What is no plain file with one name stays none, so that verifying finds it: it becomes a link to nowhere.
+    What is no plain file with one name stays none within a folder, so that verifying finds it: it becomes a
+    link to nowhere. An archive may have several names, as nobody writes to the copy.
     """
     with tempfile.TemporaryDirectory(prefix="fasttrack-") as scratch:
         own = Path(scratch) / path.name
@@ -133,7 +146,7 @@ def own_copy(path: Path) -> Iterator[Path | None]:
         is_whole = True
         try:
             for number, place in enumerate((path, *below)):
-                left -= _copied(place, own / place.relative_to(path), left)
+                left -= _copied(place, own / place.relative_to(path), left, place != path)
                 is_whole = left >= 0 and number <= 2 * MAX_FILES
                 if not is_whole:
                     break
@@ -145,20 +158,27 @@ def own_copy(path: Path) -> Iterator[Path | None]:
         yield own if is_whole else None
 
 
-def _copied(place: Path, target: Path, most: int) -> int:
+def _copied(place: Path, target: Path, most: int, is_within: bool) -> int:
     """Bytes that were copied: more than `most` where a file goes on."""
     if place.is_dir() and not place.is_symlink():
         target.mkdir()
         return 0
     copied = 0
     try:
-        with os.fdopen(open_regular(place), "rb") as source, target.open("xb") as out:
+        with os.fdopen(_opened(place, is_within), "rb") as source, target.open("xb") as out:
             while copied <= most and (chunk := source.read(CHUNK)):
                 copied += out.write(chunk)
     except (EvidenceError, OSError):
         target.unlink(missing_ok=True)
         target.symlink_to("nowhere")
     return copied
+
+
+def _opened(place: Path, is_within: bool) -> int:
+    """File descriptor; raises `EvidenceError` for what `_copied` may not copy."""
+    if is_within or not place.is_file():
+        return open_regular(place)
+    return os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _write_entry(out: BinaryIO, folder: Path, name: str) -> None:

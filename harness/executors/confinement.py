@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 from harness.domain.record import Positive, Record
 from harness.executors.first_process import GPU_DEVICES, KERNEL, MEMORY
-from harness.executors.namespaces import can_run, own_namespaces
+from harness.executors.namespaces import can_run, open_sockets, own_namespaces
 from harness.executors.sandbox import Sandbox, sandboxed, scrubbed
 
 __all__ = ["Limits", "confined", "confinement_here", "confines"]
@@ -99,6 +99,8 @@ def _bubblewrap(box: _Box) -> tuple[str, ...]:
     network = () if box.has_network else ("--unshare-net",)
     gpus = [str(place) for place in _gpu_devices()] if box.has_gpu else []
     settings = [w for n in KERNEL for w in ("--ro-bind-try", f"/proc/{n}", f"/proc/{n}")]
+    sockets = open_sockets(box.scratch.resolve(), box.has_gpu)
+    hidden += tuple(word for place in sockets for word in ("--ro-bind", "/dev/null", place))
     hidden += tuple(
         w for p in MEMORY if p.startswith("/proc") and Path(p).exists() for w in ("--ro-bind", "/dev/null", p)
     )

@@ -1,13 +1,13 @@
 """The first process of namespaces of its own: it closes what leads outside, starts the command and waits.
 
-`python -I -S first_process.py FORM SCRATCH HOME HAS_GPU COMMAND...`, as the superuser of a user namespace
-with mounts, processes and mostly a network of its own (see `namespaces`). Whatever form: the kernel's
-settings below /proc and /sys are read-only, and disks and the kernel's memory are behind /dev/null. `sealed`:
-all files are read-only but those of the scratch folder, /dev holds a few harmless devices and those of GPUs
-where they are wanted, and the home folder is empty. What cannot be made read-only is hidden. Then all
-capabilities go but two, which reach nothing outside: that of mapping a superuser into a further namespace, as
-what runs inside may put a candidate of its own into such a box, and that of handing open files between
-processes of the box, as ranks on several GPUs do.
+`python -I -S first_process.py FORM SCRATCH HOME HAS_GPU SOCKETS COMMAND...`, as the superuser of a user
+namespace with mounts, processes and mostly a network of its own (see `namespaces`). Whatever form: the
+kernel's settings below /proc and /sys are read-only, and disks, the kernel's memory and the sockets of a JSON
+list are behind /dev/null. `sealed`: all files are read-only but those of the scratch folder, /dev holds a few
+harmless devices and those of GPUs where they are wanted, and the home folder is empty. What cannot be made
+read-only is hidden. Then all capabilities go but two, which reach nothing outside: that of mapping a
+superuser into a further namespace, as what runs inside may put a candidate of its own into such a box, and
+that of handing open files between processes of the box, as ranks on several GPUs do.
 
 Needs the standard library alone. Exit code: the command's; 128 and the signal's number where one ended it;
 125 where the box could not be made.
@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import fcntl
 import glob
+import json
 import os
 import re
 import socket
@@ -46,7 +47,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 def main(argv: list[str]) -> int:
     """Close what leads outside, run the command, and give its exit code."""
-    form, scratch, home, has_gpu, *command = argv
+    form, scratch, home, has_gpu, sockets, *command = argv
     try:
         if form == "sealed":
             _mount(scratch, scratch, flags=BIND)
@@ -58,7 +59,8 @@ def main(argv: list[str]) -> int:
             if os.path.exists(f"/proc/{name}"):
                 _mount(f"/proc/{name}", f"/proc/{name}", flags=BIND | REC)
                 _seal(f"/proc/{name}", "")
-        for place in (*filter(os.path.exists, MEMORY), *filter(_is_disk, _devices())):
+        closed = [place for place in (*MEMORY, *json.loads(sockets)) if os.path.exists(place)]
+        for place in (*closed, *filter(_is_disk, _devices())):
             _mount("/dev/null", place, flags=BIND)
         if form == "sealed":
             _own_devices(bool(has_gpu))

@@ -57,7 +57,9 @@ def clear_left() -> int:
     """
     removed = 0
     for held in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{HELD}"):
-        with contextlib.suppress(OSError), held.open("ab") as file:
+        if held.parent.is_symlink():  # what somebody else put there
+            continue
+        with contextlib.suppress(OSError), os.fdopen(os.open(held, os.O_RDWR | os.O_NOFOLLOW), "rb+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(held.parent, ignore_errors=True)
             removed += 1

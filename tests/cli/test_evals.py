@@ -31,6 +31,13 @@ def test_the_list_names_every_eval_with_its_scorer_and_its_data() -> None:
     assert len(rows["mrcr_8needle"]["files"]) == 2
 
 
+def test_a_task_that_there_is_not_is_told_with_those_that_there_are() -> None:
+    done = CliRunner().invoke(app, ["evals", "run", "--task", "mrcr_9needle"])
+    assert isinstance(done.exception, InputError)
+    assert "--task mrcr_9needle: there is no such eval" in str(done.exception)
+    assert "mrcr_8needle" in str(done.exception)
+
+
 def test_where_rows_come_from_is_part_of_what_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

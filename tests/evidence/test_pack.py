@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from harness.domain.bundle import BundleState
 from harness.domain.errors import EvidenceError, InputError
-from harness.evidence.pack import bundle_folder, pack_bundle, read_packed, unpack_bundle
+from harness.evidence.pack import bundle_folder, own_copy, pack_bundle, read_packed, unpack_bundle
 from harness.evidence.verify import verify
 from tests.evidence.example_judge import judge
 from tests.evidence.example_run import example_plan, only, write_example
@@ -203,3 +203,25 @@ def test_a_damaged_archive_is_not_read(
     archive.write_bytes(change(archive.read_bytes()))
     with pytest.raises(EvidenceError, match=word):
         read_packed(archive, {"no_such_file.json": 9})
+
+
+def test_an_archive_with_two_names_is_copied_and_opened_under_the_name_it_was_given_by(
+    bundle: Path, tmp_path: Path
+) -> None:
+    archive = pack_bundle(bundle, tmp_path / "one.tar.zst")
+    (tmp_path / "two.tar.zst").hardlink_to(archive)
+    with own_copy(archive) as own, bundle_folder(own or archive, shown=archive) as folder:
+        assert (folder / "plan.json").read_bytes() == (bundle / "plan.json").read_bytes()
+    notes = tmp_path / "notes.txt"
+    notes.write_text("no bundle")
+    with (
+        own_copy(notes) as own,
+        pytest.raises(EvidenceError, match=f"^{notes}: is no packed bundle"),
+        bundle_folder(own or notes, shown=notes),
+    ):
+        pass
+
+
+def test_a_folder_without_plan_or_manifest_is_told_as_no_bundle(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no bundle lies in this folder"), bundle_folder(tmp_path):
+        pass

@@ -1,5 +1,6 @@
 """What a confined process can reach: its scratch folder, and nothing else that it could harm."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,20 @@ def test_there_is_no_network_and_no_process_of_others(tmp_path: Path) -> None:
     assert int(interfaces) <= 3  # two lines of heading, and loopback
     assert int(processes) < 6
     assert given == "yes"
+
+
+@pytest.mark.usefixtures("each_kind")
+def test_sockets_that_lie_as_files_outside_do_not_answer(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    ask = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1]); print('answered')"
+    said = {}
+    for place in (tmp_path / "engine.sock", scratch / "own.sock"):
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(place))
+            server.listen()
+            said[place.name] = told(scratch, f'{sys.executable} -c "{ask}" {place}').stdout
+    assert said == {"engine.sock": "", "own.sock": "answered\n"}
 
 
 @pytest.mark.usefixtures("each_kind")

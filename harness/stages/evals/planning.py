@@ -14,8 +14,10 @@ from itertools import pairwise
 from harness.domain.cell import Cell
 from harness.domain.check import Check, StageName, Threshold
 from harness.domain.claim import Envelope
+from harness.domain.errors import InputError
 from harness.domain.machine import Tier
 from harness.domain.pack import EvalTask
+from harness.domain.policy import Proof
 from harness.domain.record import Scalar
 from harness.domain.stage import PlanRequest
 from harness.engines.text_codec import load_words
@@ -26,7 +28,7 @@ from harness.stages.evals.needs import with_needs
 from harness.stages.evals.opening import words_file
 from harness.stages.evals.questions import BANDS
 
-__all__ = ["DEFAULTS", "ENGINE", "OFFICIAL", "drift_tokens", "plan"]
+__all__ = ["DEFAULTS", "ENGINE", "FORMS", "OFFICIAL", "drift_tokens", "plan"]
 
 DEFAULTS: dict[str, float] = {
     "drift_factor": 2.0,
@@ -87,6 +89,8 @@ SERVER_COST_S = 240.0
 """Two servers of a small model come up, on 2 cores that do other things too."""
 FEATURE_COST_S = 4.0
 """Measured on 2 cores, the dearest of the six."""
+FORMS = ("fixture", "local", "served")
+"""Of an eval, by where its rows or its models come from."""
 ENGINE = "engine"
 ENGINE_BATCHES, ENGINE_TOLD = (1, 2, 4, 8, 16), (1, 8)
 """Batches that engines are measured at, and those whose log-probabilities are kept."""
@@ -100,10 +104,24 @@ def plan(request: PlanRequest) -> tuple[Check, ...]:
     proof = request.policy.proof(StageName.EVALS)
     wanted = set(proof.subjects) if proof is not None else set()
     checks = list(_all_checks(request, wanted))
+    if proof is not None:
+        _require_known(request, proof, {str(check.subject) for check in checks})
     weights = {check.id: _weight(check) for check in checks}
     share = request.policy.statistics.family_false_alarm / (sum(weights.values()) or 1.0)
     checks = [_with_alarm(c, share, weights[c.id]) if weights[c.id] else c for c in checks]
     return tuple(with_needs(request, check) for check in checks)
+
+
+def _require_known(request: PlanRequest, proof: Proof, planned: set[str]) -> None:
+    """A demand of an eval that no claim has would never be held against anything."""
+    names = {*OFFICIAL, *FEATURES, "drift", ENGINE, *(task.name for task in request.pack.eval_tasks())}
+    known = planned | names | {f"{name}_{form}" for name in names for form in FORMS}
+    unknown = sorted({name for demand in proof.cells for name in demand.evals} - known)
+    if unknown:
+        raise InputError(
+            f"policy {request.policy.name!r} demands cells of {unknown[0]!r}, and there is none; there "
+            f"are {', '.join(sorted(names))}"
+        )
 
 
 def drift_tokens(is_full: bool) -> int:

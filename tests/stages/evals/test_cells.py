@@ -5,6 +5,7 @@ from pydantic import ValidationError
 
 from harness.domain.cell_tokens import CellNeed, parse_needs
 from harness.domain.check import Check, Samples, StageName, Status
+from harness.domain.errors import InputError
 from harness.domain.machine import Tier
 from harness.domain.policy import CellDemand, Proof
 from harness.engines.serving import StepTotal
@@ -49,6 +50,12 @@ def test_a_demand_is_put_to_the_evals_that_it_names_as_the_bucket_of_its_batch()
 def test_a_demand_that_names_no_eval_is_put_to_each_and_one_outside_the_claim_to_none() -> None:
     assert all("cells" in dict(check.parameters) for check in planned_by(CellDemand()).values())
     assert planned_by(CellDemand(batch=(9999,))) == planned_by()
+
+
+def test_a_demand_of_an_eval_that_no_claim_has_is_an_error() -> None:
+    with pytest.raises(InputError, match="demands cells of 'drfit', and there is none"):
+        planned_by(CellDemand(evals=("drfit",)))
+    assert planned_by(CellDemand(evals=("aime25_served",))) == planned_by()
 
 
 def test_an_eval_whose_cell_is_filled_passes(drift: tuple[Check, Samples]) -> None:
