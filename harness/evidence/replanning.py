@@ -14,6 +14,9 @@ from harness.evidence.names import PLAN
 
 __all__ = ["check_planning", "is_same_question", "other_questions"]
 
+MAX_WORDS = 3
+"""Words of a narrowed plan that are shown."""
+
 
 def check_planning(work: Work, notes: Notes) -> None:
     """Step 7."""
@@ -45,8 +48,11 @@ def _code_words(plan: Plan, again: Replanned) -> str:
 
 def _narrow_words(plan: Plan, checks: tuple[Check, ...]) -> str:
     """What a plan that was narrowed on purpose leaves out."""
+    if not plan.only:
+        return ""
     left_out = sum(not plan.holds(check) for check in checks)
-    return f"narrowed to {', '.join(plan.only)[:200]}: {left_out} checks left out" if plan.only else ""
+    more = f" and {len(plan.only) - MAX_WORDS} more" if len(plan.only) > MAX_WORDS else ""
+    return f"narrowed to {', '.join(plan.only[:MAX_WORDS])}{more}: {left_out} checks left out"
 
 
 def other_questions(plan: Plan, again: tuple[Check, ...]) -> dict[str, str]:
