@@ -32,6 +32,7 @@ SETS: Final = {
     "held_out": "held_out.yaml",
     "second": "held_out_second.yaml",
     "third": "held_out_third.yaml",
+    "fourth": "held_out_fourth.yaml",
 }
 OPEN_LABELS: Final = ("open", "dependency", "other_model")
 CLAIM: Final = Claim(
