@@ -74,6 +74,12 @@ def expect(
     accept_spills: Annotated[
         bool, typer.Option("--accept-spills", help="Write spills down as expected, too: you looked at each.")
     ] = False,
+    accept_looser: Annotated[
+        str | None,
+        typer.Option(
+            "--accept-looser", help="Why limits may be looser than in the file; it keeps the reason."
+        ),
+    ] = None,
 ) -> None:
     """Write what the audited kernels cost as the limits of later audits; read the diff before you commit.
 
@@ -84,17 +90,21 @@ def expect(
     from harness.cli.console import out
     from harness.evidence.pack import bundle_folder
     from harness.evidence.reader import open_bundle
-    from harness.stages.audit.expectations import expectations, merged, render_expectations
+    from harness.stages.audit.expectations import accepted, expectations, merged, render_expectations
+    from harness.stages.audit.limits import ACCEPTED
 
     with bundle_folder(bundle) as folder:
         opened = open_bundle(folder)
         checks = opened.plan.checks
         found = expectations(checks, opened.outcomes, accepts_spills=accept_spills)
     old = json.loads(output.read_text()) if output.is_file() else {}
-    written = merged(old, found, checks, opened.plan.only)
-    output.write_text(render_expectations(written))
+    limits = {name: value for name, value in old.items() if name != ACCEPTED}
+    written = merged(limits, found, checks, opened.plan.only)
+    looser = accepted(old, written, accept_looser)
+    output.write_text(render_expectations(written, looser))
     out.print(
-        f"{output}: {len(found)} kernel variants audited, {len(written)} written",
+        f"{output}: {len(found)} kernel variants audited, {len(written)} written, "
+        f"{sum(map(len, looser.values()))} looser limits accepted",
         markup=False,
         soft_wrap=True,
     )

@@ -99,6 +99,9 @@ class KernelVariant(Record):
     """What bounds each size that its grids depend on (`x.0`: size 0 of parameter x; `a7`: argument 7, a
     number): `tokens` or `requests` of a step, `rows` of a request or `ranks` of a group, which the claim
     says, or a range such as `6..96`."""
+    limits_file: str = ""
+    """Repository path of the file that `expected` is from, as `fasttrack audit expect` writes it; empty where
+    there is none. A change that loosens a limit in it is told."""
 
 
 class KernelUse(Record):

@@ -15,7 +15,7 @@ __all__ = ["FILE", "load_description", "render_description", "source_digest"]
 
 ROOT = Path(__file__).resolve().parent
 FILE = ROOT / "description.json"
-SHARED = ("op", "source", "architectures", "parameters")
+SHARED = ("op", "source", "architectures", "parameters", "limits_file")
 """Fields of a variant that are the same for many; they are kept once a group."""
 SOURCES = (
     "ops/*.py", "cute/*.py", "cute/expected.json", "shapes.py", "compile.py", "tuned/*.py", "tuned/sm_*.json",

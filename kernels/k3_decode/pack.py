@@ -416,6 +416,7 @@ def live_variants() -> tuple[door.KernelVariant, ...]:
             source=PREFIX + v.source,
             is_smoke=v.is_smoke, max_cluster=v.max_cluster,
             expected=(*v.expected, *measured.get(v.name, {}).items()),
+            limits_file=PREFIX + EXPECTED.relative_to(ROOT).as_posix(),
         )
         for v in all_variants()
     )  # fmt: skip

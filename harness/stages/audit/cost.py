@@ -64,13 +64,9 @@ def costs(
     share over all of them, 100 where no thread loads from global memory.
     """
     rows = _resources(samples)
-    declared = max((p.local_bytes for p in programs if p.level == "ptx"), default=0)
-    local = sum(p.local_accesses for p in programs if p.level == "sass")
-    frame = max((int(r["frame_bytes"] or 0) for r in rows), default=0)
     return {
-        # A frame without local accesses is a call's; a declared array is the author's own.
-        "spill": max(0, frame - declared) if local else 0,
-        "local_accesses": local,
+        "spill": _spill(rows, programs),
+        "local_accesses": sum(p.local_accesses for p in programs if p.level == "sass"),
         "registers": max((int(r["registers"] or 0) for r in rows), default=0),
         "shared_memory": max((_shared(r) for r in rows), default=0),
         "cluster": max((p.cluster_blocks for p in programs), default=1),
@@ -79,6 +75,24 @@ def costs(
         "block_size": max((p.threads or 0 for p in programs), default=0),
         "wide_loads": wide_percent(accesses),
     }
+
+
+def _spill(rows: Sequence[Mapping[str, Scalar]], programs: Sequence[ProgramFact]) -> int:
+    """The most that one kernel spills: its frame without the arrays that its own author declared. A frame
+    without local accesses is a call's.
+
+    Resources stand in the order of the kernels; where they do not match them nothing counts as declared.
+    """
+    levels = {level: {p.subject: p for p in programs if p.level == level} for level in ("ptx", "sass")}
+    subjects = sorted(levels["sass"], key=lambda subject: (len(subject), subject))
+    if len(subjects) != len(rows) or levels["ptx"].keys() != levels["sass"].keys():
+        return max((int(r["frame_bytes"] or 0) for r in rows), default=0)
+    spilled = [
+        max(0, int(row["frame_bytes"] or 0) - levels["ptx"][subject].local_bytes)
+        for row, subject in zip(rows, subjects, strict=True)
+        if levels["sass"][subject].local_accesses
+    ]
+    return max(spilled, default=0)
 
 
 def wide_percent(accesses: Sequence[AccessFact]) -> int:

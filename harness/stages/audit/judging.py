@@ -13,6 +13,7 @@ from harness.domain.table_shape import misshapen, unusable
 from harness.stages.audit import cost
 from harness.stages.audit.facts import AccessFact, ProgramFact
 from harness.stages.audit.launches import launch_findings
+from harness.stages.audit.limits import loosening_findings
 from harness.stages.audit.rules import access_findings, program_findings, unclassed
 from harness.stages.audit.tables import SHAPES
 
@@ -84,10 +85,22 @@ def judge(check: Check, samples: Samples) -> Outcome:
         check,
         (
             *access_findings(programs, accesses),
-            *_placed(check, accesses, (*wrong, *_cost_findings(check, samples, programs, accesses))),
+            *_placed(
+                check,
+                accesses,
+                (
+                    *wrong,
+                    *_cost_findings(check, samples, programs, accesses),
+                    *loosening_findings(check, samples),
+                ),
+            ),
         ),
     )
-    figures = (*figures, Figure(name="unbounded_launch_sizes", value=unknown))
+    figures = (
+        *figures,
+        Figure(name="unbounded_launch_sizes", value=unknown),
+        _limits_figure(check, samples),
+    )
     return _decide(check, samples, control, figures, findings, len(unclassed(accesses)), programs)
 
 
@@ -174,7 +187,7 @@ def _waived(check: Check, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     waivers = {
         t.name.removeprefix("waived."): str(t.value) for t in check.thresholds if t.name.startswith("waived.")
     }
-    return tuple(f.model_copy(update={"waived": waivers.get(f.rule)}) for f in findings)
+    return tuple(f.model_copy(update={"waived": waivers.get(f.rule, f.waived)}) for f in findings)
 
 
 def _sizes(check: Check) -> dict[str, tuple[int, int]]:
@@ -219,6 +232,19 @@ def _cost_findings(
         name: int(check.number(name)) for name in COSTS if any(t.name == name for t in check.thresholds)
     }
     return program_findings(cost.costs(samples, programs, accesses), limits)
+
+
+def _limits_figure(check: Check, samples: Samples) -> Figure:
+    """How many limits the base held this kernel to."""
+    table = samples.table("base_limits")
+    if table is None:
+        why = (
+            "no repository was read" if check.parameter("limits_file") else "the pack names no file of limits"
+        )
+        return Figure(name="limits_of_base", value=None, missing=why)
+    return Figure(
+        name="limits_of_base", value=len(table.rows), note="none: the base does not know the kernel"
+    )
 
 
 def _placed(

@@ -1,8 +1,8 @@
 """Which kernels are audited: a check for each variant and GPU architecture of the claim.
 
 An op without a variant for a claimed architecture gets a check that fails. Limits come from the pack's
-committed expectations and the policy; waivers that hold today travel in the check, so that judging needs
-nothing else.
+committed expectations (`limits`) and the policy; waivers that hold today travel in the check, so that judging
+needs nothing else.
 """
 
 from datetime import date
@@ -14,7 +14,7 @@ from harness.domain.claim import Envelope
 from harness.domain.pack import KernelVariant
 from harness.domain.stage import PlanRequest
 from harness.stages.audit.artifacts import compiler_missing
-from harness.stages.audit.cost import SHARED_LIMIT_BYTES
+from harness.stages.audit.limits import limits_of
 
 __all__ = ["chosen_variants", "plan", "sizes_text"]
 
@@ -34,6 +34,7 @@ def plan(request: PlanRequest) -> tuple[Check, ...]:
     proof = request.policy.proof(StageName.AUDIT)
     subjects = proof.subjects if proof else ()
     variants = chosen_variants(request.pack.variants(), request.is_full)
+    everywhere = {v.name: " ".join(v.architectures) for v in request.pack.variants()}
     checks: list[Check] = []
     for architecture in request.claim.envelope.architectures:
         if architecture.arch == "cpu":
@@ -42,7 +43,9 @@ def plan(request: PlanRequest) -> tuple[Check, ...]:
             if subjects and op not in subjects:
                 continue
             own = [v for v in variants if v.op == op and architecture.arch in v.architectures]
-            checks += [_variant_check(request, v, architecture.arch, unavailable) for v in own]
+            checks += [
+                _variant_check(request, v, architecture.arch, everywhere[v.name], unavailable) for v in own
+            ]
             if not own:
                 checks.append(_missing_check(op, architecture.arch, unavailable))
     return tuple(_with_compile_cost(checks))
@@ -65,20 +68,18 @@ def chosen_variants(variants: tuple[KernelVariant, ...], is_full: bool) -> tuple
 
 
 def _variant_check(
-    request: PlanRequest, variant: KernelVariant, architecture: Arch, unavailable: str | None
+    request: PlanRequest,
+    variant: KernelVariant,
+    architecture: Arch,
+    architectures: str,
+    unavailable: str | None,
 ) -> Check:
-    expected = _expected(variant, architecture)
     limits: dict[str, float | int | str | bool] = {
         "max_unclassed": 0,
-        "spill": expected.get("spill_bytes", 0),
-        "shared_memory": min(expected.get("max_shared_bytes", SHARED_LIMIT_BYTES), SHARED_LIMIT_BYTES),
         "cluster": variant.max_cluster,
-        "multicast": expected.get("max_multicast", 0),
         "block_size": MAX_BLOCK,
+        **limits_of(dict(variant.expected), architecture),
     }
-    for name, limit in (("max_registers", "registers"), ("min_wide_loads_percent", "wide_loads")):
-        if name in expected:
-            limits[limit] = expected[name]
     proof = request.policy.proof(StageName.AUDIT)
     limits |= dict(proof.thresholds) if proof else {}
     limits |= _waivers(request, variant.source)
@@ -96,6 +97,8 @@ def _variant_check(
             ("set", "full" if request.is_full else "smoke"),
             ("source", variant.source),
             ("sizes", sizes_text(variant, request.claim.envelope)),
+            ("limits_file", variant.limits_file or None),
+            ("architectures", architectures),
         ),
         cost_s=READ_COST_S,
         unavailable=unavailable,
@@ -111,15 +114,6 @@ def sizes_text(variant: KernelVariant, envelope: Envelope) -> str:
         "ranks": f"1..{max(envelope.tp) * max(envelope.dcp)}",
     }
     return " ".join(f"{place}={meanings.get(said, said)}" for place, said in variant.sizes)
-
-
-def _expected(variant: KernelVariant, architecture: str) -> dict[str, int]:
-    """The pack's committed expectations: those of the architecture (`sm_90a.max_registers`) before general
-    ones.
-    """
-    general = {n: v for n, v in variant.expected if "." not in n}
-    own = {n.split(".", 1)[1]: v for n, v in variant.expected if n.startswith(f"{architecture}.")}
-    return general | own
 
 
 def _missing_check(op: str, architecture: Arch, unavailable: str | None) -> Check:

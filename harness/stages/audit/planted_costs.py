@@ -21,12 +21,17 @@ class _Case(NamedTuple):
     rule: str
     fault: dict[str, int]
     """What of the sound kernel is different; the limit is what the sound one costs."""
+    name: str = ""
+    """Of the case, where it is not the rule's."""
+    array_bytes: int = 0
+    """Of an array that a second kernel beside it declares, none without one."""
 
 
 CASES = (
     _Case("registers", {"registers": 65}),
     _Case("shared_memory", {"dynamic_shared_bytes": 16384 + 1}),
     _Case("spill", {"frame_bytes": 4}),
+    _Case("spill", {"frame_bytes": 4}, "spill_beside_an_array", 64),
     _Case("cluster", {"cluster_blocks": 8}),
     _Case("block_size", {"threads": 1056}),
     _Case("multicast", {"multicast": 1}),
@@ -47,27 +52,32 @@ def planted_costs(architecture: str) -> tuple[tuple[Scalar, ...], ...]:
     rows: list[tuple[Scalar, ...]] = []
     for case in CASES:
         for name, changes, expected in (("fault", case.fault, case.rule), ("fixed", {}, "clean")):
-            said = _said(architecture, changes)
-            rows.append((f"costly_{case.rule}.{name}", "cost", expected, said, said == expected))
+            said = _said(architecture, changes, case.array_bytes)
+            rows.append((f"costly_{case.name or case.rule}.{name}", "cost", expected, said, said == expected))
     return tuple(rows)
 
 
-def _said(architecture: str, changes: dict[str, Any]) -> str:
+def _said(architecture: str, changes: dict[str, Any], array_bytes: int) -> str:
     program, accesses = _sound(architecture)
     own = {name: value for name, value in changes.items() if name in program.__slots__}
     program = replace(program, **own)
     widths = {name: value for name, value in changes.items() if name == "width_bytes"}
     accesses = tuple(replace(access, **widths) for access in accesses)
     resources = {**RESOURCES, **{n: v for n, v in changes.items() if n in RESOURCE_COLUMNS}}
-    row = tuple(resources[name] for name in RESOURCE_COLUMNS)
-    table = SampleTable(name="resources", columns=RESOURCE_COLUMNS, rows=(row,))
+    kernels, programs = [resources], [program]
+    if array_bytes:
+        kernels.append({**RESOURCES, "frame_bytes": array_bytes})
+        programs.append(replace(program, subject="kernel1", local_bytes=array_bytes))
+    rows = tuple(tuple(kernel[name] for name in RESOURCE_COLUMNS) for kernel in kernels)
+    table = SampleTable(name="resources", columns=RESOURCE_COLUMNS, rows=rows)
     samples = Samples(check="audit/planted/costs", tier=Tier.SMOKE, tables=(table,), duration_s=0.0)
-    found = program_findings(costs(samples, (program,), accesses), LIMITS)
+    both = tuple(replace(p, level=level) for p in programs for level in ("ptx", "sass"))
+    found = program_findings(costs(samples, both, accesses), LIMITS)
     return ", ".join(f.rule for f in found) or "clean"
 
 
 def _sound(architecture: str) -> tuple[ProgramFact, tuple[AccessFact, ...]]:
     """A planted kernel without a fault, launched as large as it may be."""
     sound = next(p for p in planted_facts(architecture) if p.name == f"hoisted_load.fixed.{architecture}")
-    program = replace(sound.program, cluster_blocks=7, threads=1024, local_accesses=2)
+    program = replace(sound.program, subject="kernel0", cluster_blocks=7, threads=1024, local_accesses=2)
     return program, sound.accesses

@@ -184,17 +184,19 @@ def _read(compiled: Compiled, variant: KernelVariant, place: Place) -> _Read:
     launches = _launches(record.get("launches"))
     case = _Case(variant.parameters, tuple(launches.items()), place)
     resources = parse_cubin(compiled.cubin())
+    missing = record.get("sass_missing")
     levels = [_read_ptx(TARGET.sub("", ptx), case)]
     if sass is not None:
         source = (doubtful_lines(ptx), levels[0].numbers)
         levels.append(_read_sass(TARGET.sub("", sass), resources, *source, case))
-    missing = record.get("sass_missing")
+    subjects = dict(levels[-1].subjects)
+    resources = tuple(sorted(resources, key=lambda r: _place_of(r.name, subjects)))
     return _Read(
         tuple(fact for level in levels for fact in level.programs),
         tuple(fact for level in levels for fact in level.accesses),
         tuple(row for level in levels for row in level.mutants),
         tuple(resource_row(r, _dynamic_bytes(ptx, launches.get(r.name, Launch()))) for r in resources),
-        _launch_rows(record.get("launches"), dict(levels[-1].subjects), variant),
+        _launch_rows(record.get("launches"), subjects, variant),
         None if missing is None else str(missing),
     )
 
@@ -227,8 +229,11 @@ def _read_level(
     facts: list[ProgramFact] = []
     accesses: list[AccessFact] = []
     planted: list[tuple[Scalar, ...]] = []
-    subjects = tuple((program.name, f"kernel{number}") for number, program in enumerate(programs))
-    for (name, subject), program in zip(subjects, programs, strict=True):
+    named = dict.fromkeys([*plain, *(program.name for program in programs)])  # in the order of the PTX
+    subjects = tuple((name, f"kernel{number}") for number, name in enumerate(named))
+    short = dict(subjects)
+    for program in programs:
+        name, subject = program.name, short[program.name]
         own, launch = plain.get(name, frozenset()), launches.get(name, Launch())
         flow = read_flow(program)
         fact, found = read_facts(program, subject, parameters, launch, shown, own, flow)
@@ -255,6 +260,11 @@ def _mutant_rows(
         broken.sort(key=lambda a: not access_findings([], [a]))  # a counter made weak breaks no rule
         rows += [(name, *as_row(a)) for a in broken[:MUTANT_ROWS]] or [(name, *(None,) * len(ACCESS_COLUMNS))]
     return rows
+
+
+def _place_of(kernel: str, subjects: Mapping[str, str]) -> int:
+    """Where a kernel stands among the others; behind them where no text has it."""
+    return list(subjects).index(kernel) if kernel in subjects else len(subjects)
 
 
 def _launch_rows(

@@ -15,6 +15,7 @@ from harness.domain.stage import StageContext
 from harness.executors.marks import SHARED, stretch
 from harness.stages.audit.artifacts import Compiled, compile_missing, find_compiled, one_at_a_time
 from harness.stages.audit.launches import planted_launches
+from harness.stages.audit.limits import base_limits
 from harness.stages.audit.planted import planted_facts, verdict
 from harness.stages.audit.planted_costs import planted_costs
 from harness.stages.audit.reading import Place, is_kept, kept_tables, read_all
@@ -40,6 +41,7 @@ def sample(check: Check, context: StageContext) -> Samples:
         compiled = _compiled(context, wanted)
         tables = (
             *kept_tables(compiled, wanted.variant, _place(context)),
+            *_limits_table(context, wanted),
             _control_table(wanted.architecture),
         )
     return Samples(check=check.id, tier=context.tier, tables=tables, duration_s=time.monotonic() - begun)
@@ -81,6 +83,18 @@ def _compiled(context: StageContext, own: _Wanted) -> Compiled:
 
 def _place(context: StageContext) -> Place:
     return Place(context.pack.root, context.pack.repository_prefix)
+
+
+def _limits_table(context: StageContext, wanted: _Wanted) -> tuple[SampleTable, ...]:
+    """What the base held the kernel to; nothing where no repository is there, or the pack names no file."""
+    file, proof = wanted.variant.limits_file, context.policy.proof(StageName.AUDIT)
+    if context.tree is None or not file:
+        return ()
+    here = context.pack.root / file.removeprefix(context.pack.repository_prefix)
+    head = here.read_bytes() if here.is_file() else None
+    fixed = [name for name, _ in proof.thresholds] if proof else []
+    base = context.tree.read("base", file)
+    return (base_limits(base, head, wanted.variant.name, wanted.architecture, fixed),)
 
 
 def _control_table(architecture: str) -> SampleTable:

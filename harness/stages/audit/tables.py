@@ -42,6 +42,10 @@ _COMPILE: Mapping[str, Column] = {
     "error": optional(TEXT), "missing": optional(TEXT), "variant": TEXT, "target": optional(TEXT),
 }  # fmt: skip
 """`variant`: whose files were read; `target`: what the machine code itself says that it runs on."""
+_BASE_LIMIT: Mapping[str, Column] = {
+    "limit": choice("spill", "registers", "shared_memory", "multicast", "wide_loads"), "value": COUNT,
+    "accepted": optional(COUNT), "reason": optional(TEXT),
+}  # fmt: skip
 SHAPES: Mapping[str, TableShape] = {
     "compile": TableShape(_COMPILE, is_required=True, max_rows=1),
     "programs": TableShape(_PROGRAM, key=("subject", "level")),
@@ -49,5 +53,6 @@ SHAPES: Mapping[str, TableShape] = {
     "resources": TableShape(_RESOURCES),
     "launches": TableShape(_LAUNCH),
     "mutants": TableShape({"mutation": TEXT, **{name: optional(c) for name, c in _ACCESS.items()}}),
+    "base_limits": TableShape(_BASE_LIMIT, key=("limit",)),
     "control": TableShape(_CONTROL, key=("name", "level")),
 }

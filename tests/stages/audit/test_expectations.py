@@ -8,7 +8,7 @@ from harness.domain.cell import Cell
 from harness.domain.check import Check, Control, Figure, Finding, Outcome, Severity, StageName, Status
 from harness.domain.errors import InputError
 from harness.domain.machine import Tier
-from harness.stages.audit.expectations import expectations, merged, render_expectations
+from harness.stages.audit.expectations import accepted, expectations, merged, render_expectations
 
 CHECK = Check(
     id="audit/gate_c2/sm_90a",
@@ -16,12 +16,13 @@ CHECK = Check(
     proves="x",
     cell=Cell(arch="sm_90a"),
     subject="gate_c2",
-    parameters=(("variant", "gate_c2"),),
+    parameters=(("variant", "gate_c2"), ("architectures", "sm_90a")),
     cost_s=0,
 )
-
-
-OTHER = CHECK.model_copy(update={"id": "audit/gate_c2/sm_100a", "cell": Cell(arch="sm_100a")})
+TWO = CHECK.model_copy(
+    update={"parameters": (("variant", "gate_c2"), ("set", "smoke"), ("architectures", "sm_90a sm_100a"))}
+)
+OTHER = TWO.model_copy(update={"id": "audit/gate_c2/sm_100a", "cell": Cell(arch="sm_100a")})
 
 
 def outcome(
@@ -74,12 +75,59 @@ def test_a_spill_is_expected_only_where_a_person_accepts_it() -> None:
 
 def test_a_limit_that_differs_between_architectures_names_them() -> None:
     outcomes = [outcome(Status.PASS), outcome(Status.PASS, registers=70, check=OTHER)]
-    assert expectations([CHECK, OTHER], outcomes) == {
+    assert expectations([TWO, OTHER], outcomes) == {
         "gate_c2": {
             "sm_90a.max_registers": 64,
             "sm_100a.max_registers": 72,
             "min_wide_loads_percent": 74,
         }
+    }
+
+
+def test_an_audit_of_one_architecture_limits_no_other() -> None:
+    found = expectations([TWO], [outcome(Status.PASS)])
+    assert found == {"gate_c2": {"sm_90a.max_registers": 64, "sm_90a.min_wide_loads_percent": 74}}
+    old = {"gate_c2": {"sm_90a.max_registers": 48, "sm_100a.max_registers": 40, "spill_bytes": 8}}
+    assert merged(old, found, [TWO]) == {
+        "gate_c2": {
+            "sm_90a.max_registers": 64,
+            "sm_90a.min_wide_loads_percent": 74,
+            "sm_100a.max_registers": 40,
+            "spill_bytes": 8,
+        }
+    }
+
+
+def test_a_looser_limit_is_written_only_with_a_reason_which_the_file_keeps() -> None:
+    old = {"gate": {"max_registers": 64, "min_wide_loads_percent": 90}, "other": {"max_registers": 64}}
+    written = {"gate": {"max_registers": 72, "min_wide_loads_percent": 80, "spill_bytes": 8}, "new": {}}
+    with pytest.raises(InputError) as caught:
+        accepted(old, written, None)
+    assert "3 limits would be looser than they are: gate: spill_bytes 0 -> 8; " in str(caught.value)
+    assert "gate: max_registers 64 -> 72; gate: min_wide_loads_percent 90 -> 80;" in str(caught.value)
+    looser = accepted(old, written, "two rows more a warp")
+    assert looser == {
+        "gate": {
+            "spill_bytes": (0, 8, "two rows more a warp"),
+            "max_registers": (64, 72, "two rows more a warp"),
+            "min_wide_loads_percent": (90, 80, "two rows more a warp"),
+        }
+    }
+    text = render_expectations(written, looser)
+    assert '"max_registers": [64, 72, "two rows more a warp"]' in text
+    again = json.loads(text)
+    assert accepted(again, written, None) == looser
+
+
+def test_a_limit_that_became_tighter_needs_no_reason_and_ends_what_was_accepted() -> None:
+    old = {"gate": {"max_registers": 72}, "_accepted": {"gate": {"max_registers": [64, 72, "why"]}}}
+    assert accepted(old, {"gate": {"max_registers": 64}}, None) == {}
+
+
+def test_of_a_limit_loosened_twice_the_first_value_is_kept() -> None:
+    old = {"gate": {"max_registers": 72}, "_accepted": {"gate": {"max_registers": [64, 72, "why"]}}}
+    assert accepted(old, {"gate": {"max_registers": 80}}, "more") == {
+        "gate": {"max_registers": (64, 80, "more")}
     }
 
 

@@ -1,0 +1,115 @@
+"""A change that loosens its own limits is told, by what the base held its kernels to."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.domain.check import Outcome, Status
+from harness.stages import audit
+from harness.stages.audit import planning
+from harness.stages.audit.limits import base_limits, limits_of, loosened
+from tests.stages.audit.example_pack import CopyPack
+from tests.stages.audit.test_stage import context, request
+
+FILE = "kernels/copies/cute/expected.json"
+KERNEL = "hoisted_load_fixed"
+
+
+class BaseTree:
+    """A repository whose base holds one file."""
+
+    def __init__(self, content: object) -> None:
+        self.content = content
+
+    def read(self, side: str, path: str) -> bytes | None:
+        assert (side, path) == ("base", FILE)
+        return None if self.content is None else json.dumps(self.content).encode()
+
+    def paths(self, side: str) -> tuple[str, ...]:
+        return ()
+
+
+@pytest.fixture(autouse=True)
+def _compiler_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "compiler_missing", lambda: None)
+
+
+def outcome_of(folder: Path, base: object, head: dict[str, Any]) -> Outcome:
+    """The audit of the sound kernel, whose limits are `head`'s, where the base has others."""
+    (folder / "copies").mkdir()
+    pack = CopyPack(folder / "copies", expected=tuple(head.get(KERNEL, {}).items()), limits_file=FILE)
+    (folder / "copies" / "cute" / "expected.json").write_text(json.dumps(head))
+    (check,) = audit.plan(request(pack))
+    made = replace(context(pack, folder), tree=BaseTree(base))
+    return audit.judge(check, audit.sample(check, made))
+
+
+def test_a_limit_that_the_change_loosens_fails_and_names_old_and_new(tmp_path: Path) -> None:
+    outcome = outcome_of(tmp_path, {KERNEL: {"max_registers": 48}}, {KERNEL: {"max_registers": 64}})
+    assert outcome.status is Status.FAIL
+    (finding,) = outcome.findings
+    assert (finding.rule, finding.path) == ("limit_loosened", "kernels/copies/cute/copy.py")
+    assert finding.message == "the limit registers was 48 at the base and is 64 now"
+
+
+def test_a_limit_that_the_change_takes_away_fails(tmp_path: Path) -> None:
+    outcome = outcome_of(tmp_path, {KERNEL: {"max_registers": 48}}, {KERNEL: {}})
+    assert [f.message for f in outcome.findings] == ["the limit registers was 48 at the base and is gone now"]
+
+
+def test_a_loosened_limit_that_is_accepted_with_a_reason_passes_and_stays_in_the_report(
+    tmp_path: Path,
+) -> None:
+    head = {
+        KERNEL: {"max_registers": 64},
+        "_accepted": {KERNEL: {"sm_90a.max_registers": [48, 64, "two rows more a warp"]}},
+    }
+    outcome = outcome_of(tmp_path, {KERNEL: {"max_registers": 48}}, head)
+    assert outcome.status is Status.PASS
+    (finding,) = outcome.findings
+    assert finding.message == "the limit registers was 48 at the base and is 64 now"
+    assert finding.waived == f"accepted in {FILE}: two rows more a warp"
+
+
+@pytest.mark.parametrize(
+    "words", [[40, 64, "from another value"], [48, 56, "to another value"], [48, 64], "yes", None]
+)
+def test_what_was_accepted_for_other_values_or_without_a_reason_accepts_nothing(
+    words: object, tmp_path: Path
+) -> None:
+    head = {KERNEL: {"max_registers": 64}, "_accepted": {KERNEL: {"max_registers": words}}}
+    assert outcome_of(tmp_path, {KERNEL: {"max_registers": 48}}, head).status is Status.FAIL
+
+
+@pytest.mark.parametrize("base", [None, {}, {KERNEL: {"max_registers": 64}}, {KERNEL: {"max_registers": 72}}])
+def test_limits_that_are_new_the_same_or_tighter_pass(base: object, tmp_path: Path) -> None:
+    outcome = outcome_of(tmp_path, base, {KERNEL: {"max_registers": 64}})
+    assert (outcome.status, outcome.findings) == (Status.PASS, ())
+    (figure,) = (f for f in outcome.figures if f.name == "limits_of_base")
+    assert figure.value == (4 if base and KERNEL in base else 0)  # type: ignore[operator]
+
+
+def test_a_spill_that_the_base_did_not_allow_is_a_looser_limit(tmp_path: Path) -> None:
+    head = {KERNEL: {"max_registers": 64, "spill_bytes": 16}}
+    outcome = outcome_of(tmp_path, {KERNEL: {"max_registers": 64}}, head)
+    assert [f.message for f in outcome.findings] == ["the limit spill was 0 at the base and is 16 now"]
+
+
+def test_limits_of_an_architecture_come_before_general_ones() -> None:
+    expected = {"max_registers": 64, "sm_90a.max_registers": 48, "min_wide_loads_percent": 50}
+    assert limits_of(expected, "sm_90a")["registers"] == 48
+    assert limits_of(expected, "sm_100a")["registers"] == 64
+    assert limits_of({}, "sm_90a") == {"spill": 0, "shared_memory": 232448, "multicast": 0}
+
+
+def test_a_general_limit_in_place_of_two_is_looser_where_it_is_larger() -> None:
+    old = {"sm_90a.max_registers": 48, "sm_100a.max_registers": 64}
+    assert list(loosened(old, {"max_registers": 64})) == [("sm_90a.max_registers", 48, 64)]
+
+
+def test_a_limit_that_the_policy_sets_is_the_policys() -> None:
+    table = base_limits(b'{"k": {"max_registers": 48}}', None, "k", "sm_90a", ["registers"])
+    assert [row[0] for row in table.rows] == ["spill", "shared_memory", "multicast"]
