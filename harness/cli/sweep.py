@@ -122,10 +122,14 @@ def compare(first: BundleA, second: BundleB, json: JsonOutput = False) -> None:
         out.print(f"not comparable: {obstacle}", markup=False, soft_wrap=True)
     if found.cells:
         rows = [
-            ("-" if c.ratio is None else f"{c.ratio:.2f}x [{c.low:.2f}, {c.high:.2f}]", c.check, c.words)
+            (
+                "-" if c.ratio is None else f"{c.ratio:.2f}x [{c.low:.2f}, {c.high:.2f}]",
+                c.check,
+                c.words if c.first_us is None else f"{c.first_us:.1f} us and {c.second_us:.1f} us: {c.words}",
+            )
             for c in found.cells
-        ]
-        out.print(outcome_table(f"{first.name} over {second.name}", rows))
+        ]  # fmt: skip
+        out.print(outcome_table(f"{first.name}, then {second.name}", rows))
     raise typer.Exit(found.exit_code)
 
 

@@ -8,6 +8,7 @@ stock itself moved beyond both noise floors, the machine did, and the cell says 
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from harness.domain.cell import Cell
 from harness.domain.check import Check, CheckId, Figure, Outcome, StageName, Status
 from harness.domain.machine import Machine
 from harness.domain.plan import Plan
@@ -76,8 +77,17 @@ def _obstacles(one: Plan, two: Plan) -> Iterator[str]:
         yield "no cell was planned in both"
     for name in sorted(checks[0].keys() & checks[1].keys()):
         if checks[0][name] != checks[1][name]:
-            asked = [k for k, v in checks[0][name].items() if checks[1][name].get(k) != v]
-            yield f"{name} was asked otherwise: {', '.join(asked) or 'more'} differ"
+            yield f"{name} was asked otherwise: {_asked_otherwise(checks[0][name], checks[1][name])}"
+
+
+def _asked_otherwise(one: Mapping[str, object], two: Mapping[str, object]) -> str:
+    """Each part of the question that differs, with what either run asked."""
+    names = sorted(name for name in one.keys() | two.keys() if one.get(name) != two.get(name))
+    return ", ".join(f"{name} {_told(one.get(name))} and {_told(two.get(name))}" for name in names)
+
+
+def _told(value: object) -> str:
+    return "none" if value is None else value.label() if isinstance(value, Cell) else str(value)
 
 
 def _machine_differences(one: Machine, two: Machine) -> Iterator[str]:
@@ -86,6 +96,8 @@ def _machine_differences(one: Machine, two: Machine) -> Iterator[str]:
         seen = getattr(one, name), getattr(two, name)
         if seen[0] != seen[1]:
             words = [_words(value) for value in seen]
+            if words[0] == words[1]:  # alike by number and name: what differs lies deeper
+                words = [str(value) for value in seen]
             yield f"{name.replace('_', ' ')}: {words[0]} and {words[1]}"
     libraries = dict(one.libraries), dict(two.libraries)
     for name in ("torch", "triton", "nvidia-cutlass-dsl", "vllm"):

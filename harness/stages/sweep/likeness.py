@@ -37,6 +37,11 @@ TOLERANCE, LATENCY_US = 0.35, 2000.0
 """How far a unit may differ between the two clocks: a share, and what a word takes on its way."""
 MAX_APART = 0.2
 """Share of an arm's units that may differ by more: the one who listens is put off on a busy machine too."""
+GAP_SHARE, GAP_ERRORS = 0.1, 4.0
+"""What an arm may be told shorter or longer than stock is, by the clock outside: a share of stock's time, and
+so many standard errors of the median. A word takes as long on its way for every arm."""
+MEDIAN_ERROR = 1.2533 * 1.4826
+"""Standard error of a median of n normal values, in median absolute deviations and times the root of n."""
 LIKENESS_SHAPES: Mapping[str, TableShape] = {
     "outside": TableShape({"name": TEXT, "us": NUMBER}, key=("name",)),
     "prefixes": TableShape(
@@ -93,6 +98,7 @@ def unlike(check: Check, samples: Samples) -> str | None:
     return (
         _from_prefix_cache(samples)
         or _other_clock(samples)
+        or _other_gap(samples)
         or timer_objection(check, samples)
         or _other_work(check, samples)
     )
@@ -152,6 +158,39 @@ def _other_clock(samples: Samples) -> str | None:
             return (
                 f"{len(apart)} of {len(pairs)} units of arm {arm} took another time by the clock outside of "
                 f"the worker: {outside:.0f} us, not {us:.3g} us"
+            )
+    return None
+
+
+def _other_gap(samples: Samples) -> str | None:
+    """Where an arm is told otherwise than stock by what the clock outside adds to its units, block by block.
+
+    The fixed limits of `_other_clock` are wider than a short unit, so within them an arm alone could be told
+    as anything. A clock that does not even see the planted slow-down has its own verdict (`unseen`).
+    """
+    if unseen(samples):
+        return None
+    table, pairs = _records(samples, "timings"), _pairs(samples)
+    blocks: dict[str, list[int]] = {}
+    for row in table:
+        blocks.setdefault(str(row["arm"]), []).append(int(row["block"]))
+    gaps = {
+        arm: {block: outside - us for block, (outside, us) in zip(blocks[arm], pairs[arm], strict=True)}
+        for arm in pairs
+    }
+    stock_us = median(us for _, us in pairs["stock"])
+    for arm in (arm for arm in gaps if arm != "stock"):
+        more = [gaps[arm][block] - gaps["stock"][block] for block in gaps[arm] if block in gaps["stock"]]
+        if not more:
+            continue
+        middle = median(more)
+        scatter = median(abs(one - middle) for one in more)
+        allowed = GAP_SHARE * stock_us + GAP_ERRORS * MEDIAN_ERROR * scatter / len(more) ** 0.5
+        if abs(middle) > allowed:
+            said = "shorter" if middle > 0 else "longer"
+            return (
+                f"arm {arm} is told {abs(middle):.0f} us {said} a unit than stock is, by the clock outside "
+                f"of the worker ({allowed:.0f} us allowed)"
             )
     return None
 

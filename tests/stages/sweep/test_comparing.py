@@ -83,13 +83,25 @@ def test_machines_that_differ_are_named_field_by_field_and_nothing_is_compared()
     assert (found.cells, found.exit_code) == ((), 2)
 
 
+def test_cards_of_one_name_that_differ_are_told_with_what_differs() -> None:
+    plan = _plan()
+    found = []
+    for memory in (1, 2):
+        gpus = (Gpu(name="NVIDIA H200", arch="sm_90a", memory_bytes=memory),)
+        machine = plan.machine.model_copy(update={"gpus": gpus})
+        found.append(plan.model_copy(update={"machine": machine}))
+    (obstacle,) = _compared(*((p, _outcomes(p, 2.0, 1.0)) for p in found)).obstacles
+    assert "memory_bytes=1" in obstacle
+    assert "memory_bytes=2" in obstacle
+
+
 def test_a_cell_that_was_asked_of_another_model_is_not_compared() -> None:
     plan = _plan()
     check = plan.checks[0]
     parameters = tuple((k, "large" if k == "model" else v) for k, v in check.parameters)
     other = plan.model_copy(update={"checks": (check.model_copy(update={"parameters": parameters}),)})
     found = _compared((plan, _outcomes(plan, 2.0, 1.0)), (other, _outcomes(other, 2.0, 1.0)))
-    assert found.obstacles == (f"{check.id} was asked otherwise: model differ",)
+    assert found.obstacles == (f"{check.id} was asked otherwise: model tiny and large",)
 
 
 def test_a_cell_without_a_verdict_in_one_run_says_so() -> None:

@@ -31,6 +31,21 @@ def test_a_worker_whose_clock_runs_slow_is_invalid_by_the_clock_outside() -> Non
     assert "40 of 40 units of arm optimised took another time by the clock outside" in outcome.summary
 
 
+def test_a_short_step_that_is_told_shorter_than_it_was_is_invalid_beside_stocks_own_gap() -> None:
+    check = _check()
+    honest = _samples(check, 50.0)
+    said = rows_of(honest, "timings")
+    outside = tuple((f"{arm}.{block}", us + 300.0) for arm, block, us in said)
+    told = tuple((a, b, us * 0.7 if a == "optimised" else us) for a, b, us in said)
+    assert judge(check, with_rows(honest, "outside", outside)).status is Status.PASS
+    outcome = judge(check, with_rows(with_rows(honest, "outside", outside), "timings", told))
+    assert outcome.status is Status.INVALID
+    assert outcome.summary == (
+        "arm optimised is told 15 us shorter a unit than stock is, by the clock outside of the worker "
+        "(10 us allowed)"
+    )
+
+
 def test_some_units_that_the_listener_noted_late_do_not_make_a_run_invalid() -> None:
     check = _check()
     honest = _samples(check, 50.0)
