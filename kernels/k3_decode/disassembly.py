@@ -117,7 +117,7 @@ def joined(cubins: Sequence[bytes]) -> bytes:
     """
     try:
         parts = [_read(cubin) for cubin in cubins]
-    except (struct.error, IndexError, ValueError) as error:
+    except (struct.error, IndexError, OverflowError, ValueError) as error:
         raise DisassemblyError(f"not a complete 64-bit ELF file: {error}") from error
     if len({(part.head, part.version) for part in parts}) > 1:
         raise DisassemblyError("the files are of different architectures or versions")

@@ -62,7 +62,7 @@ def parse_cubin(content: bytes) -> tuple[KernelResources, ...]:
         return tuple(
             _kernel(s, sections, symbols, common) for s in sections if s.name.startswith(".nv.info.")
         )
-    except (struct.error, IndexError, ValueError) as error:
+    except (struct.error, IndexError, OverflowError, ValueError) as error:
         raise EvidenceError(
             f"the cubin is not a complete 64-bit ELF file ({type(error).__name__}: {error}); compile it again"
         ) from error

@@ -22,7 +22,7 @@ from harness.domain.record import Record, Whole
 from harness.stages.audit.cubin import KernelResources, parse_cubin
 from harness.stages.audit.origins import trace_addresses
 from harness.stages.audit.program import OriginKind, Program, reached_without_wait
-from harness.stages.audit.sass import parse_sass, target_of, unread_lines
+from harness.stages.audit.sass import code_names, parse_sass, target_of, unread_lines
 
 __all__ = ["REPORTS", "ForeignKernel", "ForeignCubin", "cubins_in", "disassembled", "read_cubin"]
 
@@ -104,14 +104,21 @@ def read_cubin(path: Path) -> ForeignCubin:
     by_name = {r.name: r for r in resources}
     programs = parse_sass(text, by_name)
     unread = unread_lines(text)
-    lost = sorted(by_name.keys() - {p.name for p in programs})
+    read = {p.name for p in programs}
+    lost, strange = sorted(by_name.keys() - read), sorted(code_names(text) - read)
+    told = [
+        f"no machine code was found of {len(lost)} kernels, first {lost[0]}" if lost else "",
+        f"code of {len(strange)} functions has no record of its parameters, first {strange[0]}"
+        if strange
+        else "",
+    ]
     return ForeignCubin(
         name=name,
         target=target_of(text) or "",
         kernels=tuple(_kernel(p, by_name[p.name]) for p in programs),
         unread=len(unread),
         unread_examples=tuple(unread[:MAX_UNREAD_SHOWN]),
-        error=f"no machine code was found of {len(lost)} kernels, first {lost[0]}"[:500] if lost else "",
+        error="; ".join(filter(None, told))[:500],
     )
 
 

@@ -24,7 +24,7 @@ from harness.stages.audit.program import (
     SourceLine,
 )
 
-__all__ = ["parse_sass", "target_of", "unread_lines"]
+__all__ = ["code_names", "parse_sass", "target_of", "unread_lines"]
 
 ARCHITECTURE = re.compile(r"^\s*\.target\s+([\w.]+)", re.MULTILINE)
 SECTION = re.compile(r"^\s*\.section\s+\.text\.([\w$.]+)")
@@ -141,6 +141,11 @@ def parse_sass(
         if kernel is not None:
             found.append(_program(name, rows, kernel, doubtful))
     return tuple(found)
+
+
+def code_names(text: str) -> frozenset[str]:
+    """Everything that the text has code of, kernel or not."""
+    return frozenset(match[1] for match in map(SECTION.match, text.splitlines()) if match)
 
 
 def unread_lines(text: str) -> list[str]:

@@ -2,10 +2,15 @@
 
 import zipfile
 from pathlib import Path
+from random import Random
 
 import pytest
+from typer.testing import CliRunner
 
-from harness.domain.errors import InputError
+from harness.cli.audit import app
+from harness.domain.errors import EvidenceError, InputError
+from harness.stages.audit import foreign
+from harness.stages.audit.cubin import parse_cubin
 from harness.stages.audit.foreign import cubins_in, read_cubin
 from harness.stages.audit.sass import unread_lines
 
@@ -30,6 +35,48 @@ def test_a_file_that_is_cut_short_is_reported_and_not_raised(tmp_path: Path) -> 
     report = read_cubin(cut)
     assert report.kernels == ()
     assert "not a complete 64-bit ELF file" in report.error
+
+
+def test_a_cubin_of_which_any_bytes_were_changed_is_read_or_refused_in_words() -> None:
+    content = (DATA / "hoisted_load_fault.cubin").read_bytes()
+    # The table of sections far outside, and 400 files with up to 8 bytes changed.
+    changed = [content[:0x28] + b"\xff" * 8 + content[0x30:]]
+    random = Random(3)
+    for _ in range(400):
+        edited = bytearray(content)
+        for _ in range(random.choice((1, 2, 8))):
+            edited[random.randrange(len(edited))] = random.choice((0, 1, 255, random.randrange(256)))
+        changed.append(bytes(edited))
+    refused = 0
+    for cubin in changed:
+        try:
+            parse_cubin(cubin)
+        except EvidenceError:  # its words are those of a file that is cut short
+            refused += 1
+    assert 0 < refused < len(changed)
+
+
+SECTIONS = """
+	.target	sm_90a
+	.section	.text.planted,"ax"
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0010*/                   ?novel R1 ;
+        /*0020*/                   EXIT ;
+	.section	.text.helper,"ax"
+        /*0000*/                   RET.ABS.NODEC R20 0x0 ;
+"""
+
+
+def test_what_could_not_be_read_of_a_cubin_is_said_and_ends_with_code_1(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(foreign, "disassembled", lambda _: SECTIONS)
+    shown = CliRunner().invoke(app, ["read", str(DATA / "hoisted_load_fault.cubin")])
+    assert shown.exit_code == 1
+    words = " ".join(shown.output.split())
+    assert "code of 1 functions has no record of its parameters, first helper" in words
+    assert "not understood: /*0010*/ ?novel R1 ;" in words
+    assert "1 kernels in 1 cubins; 1 lines were not understood. Nothing is judged" in words
 
 
 def test_an_instruction_that_is_not_understood_is_named() -> None:
