@@ -34,7 +34,7 @@ from harness.stages.audit.sass import parse_sass
 __all__ = ["FOLDER", "Planted", "mutants", "planted_facts", "verdict"]
 
 FOLDER = Path(__file__).resolve().parent / "planted"
-HEAD = re.compile(r"^// (title|expect|role|bank|slot|spill): (.*)$", re.MULTILINE)
+HEAD = re.compile(r"^// (title|expect|role|bank|slot|multicast): (.*)$", re.MULTILINE)
 
 
 class Planted(NamedTuple):
@@ -46,6 +46,8 @@ class Planted(NamedTuple):
     """Rules and `unclassed`, separated by commas, or `clean`."""
     program: ProgramFact
     accesses: tuple[AccessFact, ...]
+    multicast: int = 0
+    """Multicast instructions that its claim allows."""
 
 
 @cache
@@ -61,7 +63,10 @@ def verdict(planted: Planted) -> tuple[bool, str]:
     if planted.program.level == "sass":
         spilled = {"spill": planted.program.local_accesses, "local_accesses": planted.program.local_accesses}
         found += [f.rule for f in program_findings(spilled, {"spill": 0})]
-    found += [f.rule for f in program_findings({"multicast": planted.program.multicast}, {"multicast": 0})]
+    found += [
+        f.rule
+        for f in program_findings({"multicast": planted.program.multicast}, {"multicast": planted.multicast})
+    ]
     if unclassed(planted.accesses):
         found.append("unclassed")
     said = ", ".join(sorted(found)) or "clean"
@@ -117,7 +122,7 @@ def _read(path: Path) -> Planted:
     text = path.read_text()
     head = HEAD.findall(text)
     parameters = tuple(Parameter(*value.split()) for key, value in head if key == "role")
-    single = {key: value for key, value in head if key in ("title", "expect", "bank")}
+    single = {key: value for key, value in head if key in ("title", "expect", "bank", "multicast")}
     if path.suffix == ".ptx":
         programs = parse_ptx(text)
     else:
@@ -130,7 +135,8 @@ def _read(path: Path) -> Planted:
         )
     name = path.name.removesuffix(path.suffix)
     fact, accesses = read_facts(programs[0], name, parameters, Launch(is_dependent=True), lambda _: "")
-    return Planted(name, single["title"], single["expect"], fact, accesses)
+    allowed = int(single.get("multicast", 0))
+    return Planted(name, single["title"], single["expect"], fact, accesses, allowed)
 
 
 def _slot(text: str) -> Slot:

@@ -304,8 +304,11 @@ def _access(parts: list[str], operands: list[str]) -> Access | None:
             "ldu": AccessKind.LOAD,
             "st": AccessKind.STORE,
             "discard": AccessKind.STORE,
+            "multimem.ld_reduce": AccessKind.LOAD,
+            "multimem.st": AccessKind.STORE,
         }
-        kind = kinds.get(family, AccessKind.PREFETCH if family.startswith("prefetch") else AccessKind.ATOMIC)
+        word = ".".join(parts[:2]) if family == "multimem" else family
+        kind = kinds.get(word, AccessKind.PREFETCH if family.startswith("prefetch") else AccessKind.ATOMIC)
         order, is_wide = _order(parts)
         return Access(
             kind, _registers(groups[0]), _width(parts), "nc" in parts, "global" not in spaces, order, is_wide

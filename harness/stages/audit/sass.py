@@ -324,7 +324,9 @@ def _access(parts: list[str], operands: list[str]) -> Access | None:
         case "ATOMG" | "ATOM" | "RED" | "REDG" | "REDAS":
             is_generic = family in ("ATOM", "RED")
             return Access(AccessKind.ATOMIC, _address(groups[0], is_generic), width, is_generic=is_generic)
-        case "LDGMC" | "REDGMC":
+        case "LDGMC":  # the sum of what all peers hold: nothing is written
+            return Access(AccessKind.LOAD, _address(groups[0]), width)
+        case "REDGMC":
             return Access(AccessKind.ATOMIC, _address(groups[0]), width)
         case "LDGSTS":
             return Access(AccessKind.LOAD, _address(groups[-1]), width)
@@ -349,9 +351,7 @@ def _access(parts: list[str], operands: list[str]) -> Access | None:
 
 def _ordered(access: Access | None, parts: list[str]) -> Access | None:
     """The access with its ordering: strong ones carry a mark and their scope, atomics always have one."""
-    if access is None or not (
-        "STRONG" in parts or parts[0] in ("ATOMG", "ATOM", "RED", "REDG", "LDGMC", "REDGMC")
-    ):
+    if access is None or not ("STRONG" in parts or parts[0] in ("ATOMG", "ATOM", "RED", "REDG", "REDGMC")):
         return access
     is_wide = "SYS" in parts or "GPU" in parts
     return replace(access, order=Order.RELAXED, is_wide_scope=is_wide)
