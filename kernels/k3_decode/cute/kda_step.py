@@ -362,8 +362,8 @@ def _kda(
                 square = square + read * read
                 if part_lane == 0:
                     ins.shared_store_f32(read_at + place, read)
-                # A value that hangs on all of them has been stored, so the warp's loads are done. Issued but not
-                # used, they may wait behind stores that memory holds up, longer than a copy takes.
+                # A value that hangs on all of them has been stored, so the warp's loads are done. Issued and
+                # not used, they may wait behind stores that memory holds up, longer than a copy takes.
                 cute.arch.sync_warp()
                 if cutlass.const_expr(n + stages < steps * passes):
                     kda_rule.fill(chunks_at[n + stages], place_at, barriers_at + n % stages * 8, lane)
