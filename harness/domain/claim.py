@@ -64,6 +64,8 @@ class Envelope(Record):
     phases: tuple[Phase, ...] = Field(min_length=1)
     max_rows_per_step: Whole = Field(ge=1)
     """Joint limit: requests x (drafts + 1)."""
+    collectives: tuple[Name, ...] = ()
+    """Ways for a model's ranks to meet, as the ledger names them; empty: left open."""
 
     @model_validator(mode="after")
     def _admits_a_cell(self) -> Self:

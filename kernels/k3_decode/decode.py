@@ -4,6 +4,8 @@ The same composition runs on every implementation of `op_table.py`. The layers a
 adds the embedding, whose rows are gathered by torch, and the head. Ranks meet through `collectives/`.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from k3_decode.bound_layers import ChainOptions, Layout
@@ -15,6 +17,9 @@ from k3_decode.residuals import before_head
 from k3_decode.shapes import K3Shapes
 from k3_decode.state import RankCaches, StepInputs
 from k3_decode.step_buffers import Buffers
+
+if TYPE_CHECKING:
+    from k3_decode.collectives.groups import ExchangeGroup
 
 __all__ = ["OptimisedStep", "calls_of_a_step", "is_supported"]
 
@@ -64,6 +69,7 @@ class OptimisedStep:
         table: OpTable,
         max_rows: int,
         layout: Layout = "whole",
+        group: "ExchangeGroup | None" = None,
     ) -> None:
         model = weights.shapes.model
         if not is_supported(model):
@@ -72,7 +78,7 @@ class OptimisedStep:
         options = ChainOptions(
             max_rows=max_rows, rank=weights.rank, layout=layout, exchange_slots=EXCHANGE_SLOTS
         )
-        self._chain = LayerChain(weights.layers, weights.shapes, caches, table, options)
+        self._chain = _chain_of(weights, caches, table, options, group)
         self._final_mix: Bound = {"score_weight": weights.final_score, "norm_weight": weights.final_norm}
         self._head = table["projection"].prepare(weight=weights.head)
         size, device = (max_rows, weights.head.shape[0]), weights.embedding.device
@@ -104,3 +110,18 @@ class OptimisedStep:
     def constants(self) -> tuple[object, ...]:
         """Everything held beside the buffers: prepared weights and workspaces."""
         return (self._chain.constants(), self._final_mix, self._head)
+
+
+def _chain_of(
+    weights: ModelWeights,
+    caches: RankCaches,
+    table: OpTable,
+    options: ChainOptions,
+    group: "ExchangeGroup | None",
+) -> LayerChain:
+    """The layers, whose attention ends in the fused exchange where real ranks have mailboxes."""
+    if group is None:
+        return LayerChain(weights.layers, weights.shapes, caches, table, options)
+    from k3_decode.fused_chain import FusedChain
+
+    return FusedChain(weights.layers, weights.shapes, caches, table, options, group)

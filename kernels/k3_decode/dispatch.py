@@ -41,6 +41,7 @@ class Reason(StrEnum):
     ARCH_NOT_CLAIMED = "arch_not_claimed"
     TP_NOT_CLAIMED = "tp_not_claimed"
     DCP_NOT_CLAIMED = "dcp_not_claimed"
+    COLLECTIVE_NOT_CLAIMED = "collective_not_claimed"
     KV_DTYPE_NOT_CLAIMED = "kv_dtype_not_claimed"
     PHASE_NOT_CLAIMED = "phase_not_claimed"
     ROWS_NOT_UNIFORM = "rows_not_uniform"
@@ -65,6 +66,12 @@ class Envelope:
     kv_dtypes: tuple[str, ...]
     phases: tuple[str, ...]
     max_rows_per_step: int
+    collectives: tuple[str, ...] = ()
+    """Ways for ranks to meet; empty: left open."""
+
+    def admits_collective(self, name: str) -> bool:
+        """Whether ranks may meet so."""
+        return not self.collectives or name in self.collectives
 
     def bucket(self, requests: int) -> int | None:
         """Upper edge of the smallest bucket that holds `requests`; None outside the envelope."""
@@ -209,6 +216,7 @@ class Dispatcher:
             (Reason.ARCH_NOT_CLAIMED, level is None),
             (Reason.TP_NOT_CLAIMED, site.tp not in envelope.tp),
             (Reason.DCP_NOT_CLAIMED, site.dcp not in envelope.dcp),
+            (Reason.COLLECTIVE_NOT_CLAIMED, not envelope.admits_collective(site.collective)),
             (Reason.KV_DTYPE_NOT_CLAIMED, site.kv_dtype not in envelope.kv_dtypes),
             (Reason.PHASE_NOT_CLAIMED, facts.phase not in envelope.phases),
             (Reason.ROWS_NOT_UNIFORM, len(set(facts.rows_by_request)) > 1),
@@ -242,6 +250,7 @@ def _parse_guard(text: str) -> Guard:
             kv_dtypes=tuple(envelope["kv_dtypes"]),
             phases=tuple(envelope["phases"]),
             max_rows_per_step=envelope["max_rows_per_step"],
+            collectives=tuple(envelope.get("collectives", ())),
         ),
         Switch(switch["name"], switch["on"], switch["off"], switch["default"]),
     )

@@ -13,7 +13,8 @@ from functools import partial
 
 import torch
 
-from k3_decode.collectives import run_ranks
+from k3_decode.bound_layers import Layout
+from k3_decode.collectives.strategies import Strategy, in_process
 from k3_decode.decode import OptimisedStep, is_supported
 from k3_decode.dispatch import Decision, Dispatcher, Guard, Phase, Site, StepFacts
 from k3_decode.graphs import GraphedSteps
@@ -46,6 +47,8 @@ class EngineOptions:
     """Whether the optimised path is selected from the start."""
     is_graph: bool = False
     """Whether optimised steps are captured once for each shape and replayed."""
+    layout: Layout = "whole"
+    """Of router and latent projections over the ranks (`layers.py`)."""
     prefill_chunk: int = 2048
     kept_prefixes: int = 0
     """Prompt prefixes to keep for later requests; 0: no prefix caching."""
@@ -65,8 +68,11 @@ class Engine:
         guard: Guard,
         options: EngineOptions,
         observer: Callable[[Decision], None] | None = None,
+        strategy: Strategy | None = None,
     ) -> None:
         shapes = ranks[0].shapes
+        self._strategy = strategy or in_process(len(ranks))
+        _require_met(self._strategy, len(ranks), shapes.tp)
         device = ranks[0].embedding.device
         if options.is_graph and device.type == "cpu":
             raise ValueError("is_graph needs a GPU: a CPU has no graphs to capture a step in")
@@ -97,8 +103,13 @@ class Engine:
                 table = poisoned(table, options.poisoned_op, options.poison_scale)
             self._router_rows = table["router"].from_rows
             rows = min(options.max_requests * (1 + options.drafts), guard.envelope.max_rows_per_step)
-            self._optimised = tuple(OptimisedStep(rank, caches, table, rows) for rank, caches in pairs)
-        self._graphs = GraphedSteps(self._optimised, self._pool.max_pages) if options.is_graph else None
+            self._optimised = tuple(
+                OptimisedStep(rank, caches, table, rows, options.layout, self._strategy.group)
+                for rank, caches in pairs
+            )
+        self._graphs = None
+        if options.is_graph:
+            self._graphs = GraphedSteps(self._optimised, self._pool.max_pages, self._strategy.drive)
         site = Site(
             arch=options.arch,
             tp=shapes.tp,
@@ -106,7 +117,7 @@ class Engine:
             kv_dtype=options.kv_dtype,
             layers=shapes.model.layers,
             is_supported_model=bool(self._optimised),
-            collective="in_process" if len(ranks) > 1 else "none",
+            collective=self._strategy.name,
         )
         tuned = partial(tuned_words, options.implementation, shapes)
         self._dispatcher = Dispatcher(guard, site, observer, tuned)
@@ -119,8 +130,9 @@ class Engine:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that logits cover: those of the ranks in this process."""
-        return sum(rank.head.shape[0] for rank in self._ranks)
+        """Tokens that logits cover."""
+        here = sum(rank.head.shape[0] for rank in self._ranks)
+        return here * (self._ranks[0].shapes.tp // len(self._ranks))
 
     @property
     def prefixes(self) -> PrefixCache:
@@ -241,8 +253,12 @@ class Engine:
                 masks[name] = torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device)
         return masks
 
+    def require_sound(self) -> None:
+        """Raises `ExchangeError` where a peer was not heard in time."""
+        self._strategy.require_sound()
+
     def close(self) -> None:
-        """Gives the caches and the thread count back."""
+        """Gives the caches and the thread count back; the strategy stays its owner's."""
         self._requests.clear()
         self._stock, self._optimised, self._graphs = (), (), None
         torch.set_num_threads(self._threads)
@@ -272,7 +288,7 @@ class Engine:
                 wants_all_rows=prompt is None,
             )
             self._decide("prefill", (count,), start + count, start + count)
-            logits.append(run_ranks([stock.forward(part, chunk) for stock in self._stock])[0])
+            logits.append(self._strategy.drive([stock.forward(part, chunk) for stock in self._stock])[0])
             self._pool.accept(request, count)
             request.accepted = 1
             if prompt is not None:
@@ -328,7 +344,7 @@ class Engine:
         forwards = [
             model.forward(tokens, inputs) for model in (self._optimised if is_optimised else self._stock)
         ]
-        return run_ranks(forwards)[0]
+        return self._strategy.drive(forwards)[0]
 
     def _decide(self, phase: Phase, rows: tuple[int, ...], shortest: int, longest: int) -> Decision:
         is_graph = self._graphs is not None and phase in ("decode", "verify")
@@ -347,6 +363,16 @@ class Engine:
             else:
                 mask[list(request.slots)] = True
         return mask
+
+
+def _require_met(strategy: Strategy, here: int, ranks: int) -> None:
+    """Raises `ValueError` where the ranks of this process are not those that the strategy brings together."""
+    is_across = strategy.name in ("processes", "exchange")
+    if here != (1 if is_across else ranks):
+        raise ValueError(
+            f"{here} of {ranks} ranks live in this process, which {strategy.name!r} does not bring together; "
+            f"give {'one' if is_across else 'all of them'}"
+        )
 
 
 def tensors_in(value: object, name: str) -> dict[str, torch.Tensor]:

@@ -6,8 +6,9 @@ that neither it nor the capture writes any request's state. On an H200 nano and 
 through it as far from the oracle as without graphs (bundles/h200/2026-11-30).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -34,10 +35,12 @@ class GraphedSteps:
     Ranks that share a GPU run one after the other in one graph, up to where they meet.
     """
 
-    def __init__(self, ranks: Sequence[OptimisedStep], max_pages: int) -> None:
+    def __init__(
+        self, ranks: Sequence[OptimisedStep], max_pages: int, drive: Callable[..., Any] = run_ranks
+    ) -> None:
         if not ranks:
             raise ValueError("graphs need a rank in this process that runs optimised steps; here is none")
-        self._ranks, self._max_pages = tuple(ranks), max_pages
+        self._ranks, self._max_pages, self._drive = tuple(ranks), max_pages, drive
         self._captured: dict[tuple[int, int], _Captured] = {}
 
     def run(self, tokens: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
@@ -80,7 +83,8 @@ class GraphedSteps:
 
     def _forward(self, tokens: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
         """Logits as every rank has them."""
-        return run_ranks([step.forward(tokens, inputs) for step in self._ranks])[0]
+        logits: torch.Tensor = self._drive([step.forward(tokens, inputs) for step in self._ranks])[0]
+        return logits
 
 
 def _copy(target: StepInputs, source: StepInputs) -> None:

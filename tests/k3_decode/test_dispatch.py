@@ -44,6 +44,7 @@ def test_a_step_inside_the_envelope_is_taken_on_every_layer() -> None:
         (other_site(arch="sm_80"), FACTS, Reason.ARCH_NOT_CLAIMED),
         (other_site(tp=3), FACTS, Reason.TP_NOT_CLAIMED),
         (other_site(dcp=2), FACTS, Reason.DCP_NOT_CLAIMED),
+        (other_site(collective="multicast"), FACTS, Reason.COLLECTIVE_NOT_CLAIMED),
         (other_site(kv_dtype="int8"), FACTS, Reason.KV_DTYPE_NOT_CLAIMED),
         (SITE, other_facts(phase="prefill", rows_by_request=(8,)), Reason.PHASE_NOT_CLAIMED),
         (SITE, other_facts(phase="mixed", rows_by_request=(1, 30)), Reason.PHASE_NOT_CLAIMED),

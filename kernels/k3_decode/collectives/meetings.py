@@ -8,20 +8,25 @@ and in every driver.
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import distributed
 
-__all__ = ["Collective", "Exchange", "gather", "reduce", "run_alone", "run_distributed", "run_ranks"]
+__all__ = [
+    "Collective", "Exchange", "combined", "gather", "meet_distributed", "next_parts", "reduce", "run_alone",
+    "run_distributed", "run_ranks", "transpose",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
     """One rank's part of a meeting."""
 
-    kind: Literal["reduce", "gather"]
-    """`reduce`: sum over ranks; `gather`: parts side by side along the last axis."""
+    kind: Literal["reduce", "gather", "transpose"]
+    """`reduce`: sum over ranks; `gather`: parts side by side along the last axis; `transpose`: of parts [R,
+    ...] what every rank made for this one.
+    """
     part: torch.Tensor
     whole: torch.Tensor | None = None
     """Of a gather whose part already lies in place among all ranks' parts: the buffer that holds them."""
@@ -45,25 +50,46 @@ def gather(part: torch.Tensor, tp: int, whole: torch.Tensor | None = None) -> Ex
     return (yield Collective("gather", part, whole))
 
 
+def transpose(part: torch.Tensor, ranks: int) -> Exchange:
+    """[R, ...]: of every rank what it made for this one, of parts [R, ...]; the part where there is one."""
+    if ranks == 1:
+        return part
+    return (yield Collective("transpose", part))
+
+
 def run_ranks(exchanges: Sequence[Exchange]) -> list[torch.Tensor]:
     """Runs ranks in lock step in this process and gives each one's result.
 
     Raises `RuntimeError` where ranks do not meet at the same places.
     """
-    answers: list[torch.Tensor | None] = [None] * len(exchanges)
+    answers: list[torch.Tensor] | None = None
     while True:
-        parts: list[Collective] = []
-        results: list[torch.Tensor] = []
-        for exchange, answer in zip(exchanges, answers, strict=True):
-            try:
-                parts.append(next(exchange) if answer is None else exchange.send(answer))
-            except StopIteration as end:
-                results.append(end.value)
+        parts, results = next_parts(exchanges, answers)
         if not parts:
             return results
-        if results or len({part.kind for part in parts}) != 1:
-            raise RuntimeError("ranks do not meet: some have finished, or they ask for unlike collectives")
-        answers = [_combined(parts)] * len(exchanges)
+        if parts[0].kind == "transpose":
+            answers = [combined(parts, rank) for rank in range(len(parts))]
+        else:
+            answers = [_combined(parts)] * len(exchanges)
+
+
+def next_parts(
+    exchanges: Sequence[Exchange], answers: Sequence[torch.Tensor] | None
+) -> tuple[list[Collective], list[torch.Tensor]]:
+    """What every rank brings to the next meeting, or every rank's result; `answers`: of the last meeting.
+
+    Raises `RuntimeError` where ranks do not meet at the same places.
+    """
+    parts: list[Collective] = []
+    results: list[torch.Tensor] = []
+    for rank, exchange in enumerate(exchanges):
+        try:
+            parts.append(next(exchange) if answers is None else exchange.send(answers[rank]))
+        except StopIteration as end:
+            results.append(end.value)
+    if parts and (results or len({part.kind for part in parts}) != 1):
+        raise RuntimeError("ranks do not meet: some have finished, or they ask for unlike collectives")
+    return parts, results
 
 
 def run_alone(exchange: Exchange) -> torch.Tensor:
@@ -91,10 +117,23 @@ def run_distributed(exchange: Exchange) -> torch.Tensor:
         except StopIteration as end:
             result: torch.Tensor = end.value
             return result
-        part = mine.part.contiguous()
-        parts = [torch.empty_like(part) for _ in range(distributed.get_world_size())]
-        distributed.all_gather(parts, part)
-        answer = _combined([Collective(mine.kind, other) for other in parts])
+        answer = meet_distributed(mine)
+
+
+def meet_distributed(mine: Collective, group: Any = None) -> torch.Tensor:
+    """This rank's answer of one meeting over a group of torch.distributed, by default all processes."""
+    part = mine.part.contiguous()
+    parts = [torch.empty_like(part) for _ in range(distributed.get_world_size(group))]
+    distributed.all_gather(parts, part, group=group)
+    met = [Collective(mine.kind, other) for other in parts]
+    return combined(met, distributed.get_rank(group))
+
+
+def combined(parts: Sequence[Collective], rank: int) -> torch.Tensor:
+    """What one rank gets of a meeting."""
+    if parts[0].kind == "transpose":
+        return torch.stack([one.part[rank] for one in parts])
+    return _combined(parts)
 
 
 def _combined(parts: Sequence[Collective]) -> torch.Tensor:
