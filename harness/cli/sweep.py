@@ -37,6 +37,9 @@ InputTokens = Annotated[
     int,
     typer.Option("--input", min=1, help="Tokens of a prompt, of servers: 1 times decode alone, more a mix."),
 ]
+BenchProgram = Annotated[
+    str, typer.Option("--bench", help="serve: vllm bench serve; sweep: vllm bench sweep starts the servers.")
+]
 OutputTokens = Annotated[int, typer.Option("--output", min=2, help="Tokens of an answer, of servers.")]
 
 
@@ -54,15 +57,18 @@ def run(
     batch: Batches = None,
     tokens: OutputTokens = 100,
     prompt: InputTokens = 1,
+    bench: BenchProgram = "serve",
     json: JsonOutput = False,
 ) -> None:
     """Time decode steps, stock against optimised, into a bundle; whole servers with --engine vllm.
 
-    Servers are timed by `vllm bench serve` into a report, which no gate counts: 0 where the optimised one is
-    not slower beyond noise, 1 where it is, 2 where the comparison is invalid.
+    Servers are timed by vLLM's own load generator into a report, which no gate counts: 0 where the optimised
+    one is not slower beyond noise, 1 where it is, 2 where the comparison is invalid.
     """
     if engine != "in-process" or server is not None:
-        raise typer.Exit(bench_servers(engine, server, _loads(batch, prompt, tokens), out, as_json=json))
+        raise typer.Exit(
+            bench_servers(engine, server, _loads(batch, prompt, tokens), out, bench, as_json=json)
+        )
     from harness.cli.finish import RunOptions, cluster_of, validate_selection
 
     chosen = replace(selection, stages=("sweep",), only=tuple(name or selection.only))
@@ -79,17 +85,23 @@ def _loads(batches: list[int] | None, prompt: int, tokens: int) -> list["Load"]:
     ]
 
 
-def bench_servers(engine: str, server: Path | None, loads: list["Load"], out: Path, *, as_json: bool) -> int:
+def bench_servers(
+    engine: str, server: Path | None, loads: list["Load"], out: Path, bench: str, *, as_json: bool
+) -> int:
     """Exit code of a timed comparison of two servers; prints it and writes `bench.json` into `out`."""
     from harness.cli.console import err, print_json
     from harness.cli.console import out as console
     from harness.domain.errors import InputError
     from harness.engines.bench_serve import bench_arms
+    from harness.engines.bench_sweep import sweep_arms
     from harness.engines.served import load_settings
 
     if engine != "vllm" or server is None:
         raise InputError("servers are timed with `--engine vllm --server FILE`, both together")
-    report = bench_arms(load_settings(server), loads, out, lambda words: err.print(words, markup=False))
+    if bench not in ("serve", "sweep"):
+        raise InputError(f"--bench is serve or sweep, as in `vllm bench serve`; not {bench!r}")
+    time_arms = bench_arms if bench == "serve" else sweep_arms
+    report = time_arms(load_settings(server), loads, out, lambda words: err.print(words, markup=False))
     (out / "bench.json").write_text(report.model_dump_json(indent=1), encoding="utf-8")
     if as_json:
         print_json(report)

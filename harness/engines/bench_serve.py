@@ -24,7 +24,17 @@ from harness.engines.served import ServerSettings
 from harness.engines.vllm_server import ServerArm, VllmServer, without_folders
 from harness.measure.interleaved import Comparison, compare
 
-__all__ = ["BenchReport", "BenchRun", "Load", "bench_arms", "bench_command"]
+__all__ = [
+    "BenchReport",
+    "BenchRun",
+    "Load",
+    "Target",
+    "Watched",
+    "bench_arms",
+    "bench_command",
+    "row_of",
+    "told_run",
+]
 
 ORDER = ("stock", "optimised", "stock")
 ALPHA = 0.025
@@ -111,6 +121,16 @@ class Target(NamedTuple):
 
     url: str
     settings: ServerSettings
+
+
+class Watched(NamedTuple):
+    """What a server said of itself while one load was run."""
+
+    reached: int
+    """Most requests at once."""
+    gained: Mapping[str, int]
+    """By its counters."""
+    path_share: float | None
 
 
 def bench_arms(
@@ -242,15 +262,27 @@ def _run(target: Target, server: ServerArm, arm: str, turn: int, load: Load, out
         raise ServiceError(f"the load generator ended with {code} against {arm}:\n" + "\n".join(words))
     told = json.loads(result.read_text(encoding="utf-8"))
     gained = {name: value - before.get(name, 0) for name, value in server.counters().items()}
+    return told_run((arm, turn), load, told, Watched(most[0], gained, server.path_share()))
+
+
+def told_run(turn: tuple[str, int], load: Load, told: Mapping[str, Any], watched: "Watched") -> BenchRun:
+    """A run of (arm, turn) as the load generator's result file and the server's own metrics tell it."""
+    reached, gained, path_share = watched
     return BenchRun(
-        arm="stock" if arm == "stock" else "optimised", turn=turn, load=load,
-        completed=int(told["completed"]), failed=int(told.get("failed", 0)), reached=most[0],
+        arm="stock" if turn[0] == "stock" else "optimised",
+        turn=turn[1],
+        load=load,
+        completed=int(told["completed"]),
+        failed=int(told.get("failed", 0)),
+        reached=reached,
         prefix_hits=gained.get("prefix_hits", 0),
-        output_tokens=int(told["total_output_tokens"]), tpot_us=_token_times(told),
+        output_tokens=int(told["total_output_tokens"]),
+        tpot_us=_token_times(told),
         ttft_ms=float(told["mean_ttft_ms"]),
-        output_tokens_per_s=float(told["output_throughput"]), acceptance=acceptance_length(gained),
-        path_share=server.path_share(),
-    )  # fmt: skip
+        output_tokens_per_s=float(told["output_throughput"]),
+        acceptance=acceptance_length(gained),
+        path_share=path_share,
+    )
 
 
 def _token_times(told: Mapping[str, Any]) -> tuple[float, ...]:

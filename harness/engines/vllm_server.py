@@ -29,7 +29,10 @@ from harness.engines.server_process import HOST, ServerProcess, free_port
 from harness.engines.serving import Ask, Reply, StepTotal
 from harness.measure.goodness import Draw
 
-__all__ = ["ServerArm", "VllmServer", "draw_among", "without_folders"]
+__all__ = [
+    "ServerArm", "VllmServer", "draw_among", "identity", "key_of", "read_metrics", "share_of",
+    "without_folders",
+]  # fmt: skip
 
 PROBE = "The quick brown fox: 0123456789, \u00e9\u4e2d\U0001f600."
 """Text whose tokens tell tokenizers apart."""
@@ -143,7 +146,7 @@ class VllmServer:
             process = stack.enter_context(ServerProcess(command, environment, log, port))
         url = own.url or f"http://{HOST}:{port}"
         limit, top = float(settings.answer_limit_s), settings.top_logprobs
-        client = Client(url, settings.served_name, _key(settings), limit, top)
+        client = Client(url, settings.served_name, key_of(settings), limit, top)
         if process is not None:
             process.wait_until(lambda: _is_healthy(client), float(settings.start_limit_s))
             facts.append(("ready_s", f"{time.monotonic() - begun:.1f}"))
@@ -236,10 +239,9 @@ class ServerArm:
 
     def path_share(self) -> float | None:
         """Share of decoded tokens from the optimised path; None where nobody observed."""
-        kinds = [(kind, n) for kind, n in self.ledger().items() if kind.phase in ("decode", "verify")]
-        if self._book is None or not self._book.is_observed() or not kinds:
+        if self._book is None or not self._book.is_observed():
             return None
-        return sum(n for kind, n in kinds if kind.path == "optimised") / sum(n for _, n in kinds)
+        return share_of(self.ledger())
 
     def tokens_of(self, text: str) -> tuple[int, ...]:
         """A text in the server's tokens; raises `ServiceError`."""
@@ -293,6 +295,14 @@ class ServerArm:
         while self._process.exit_code() is None and time.monotonic() < limit:
             time.sleep(POLL_S)
         return self._process.exit_code() is not None
+
+
+def share_of(ledger: Mapping[StepTotal, int]) -> float | None:
+    """Share of decoded tokens from the optimised path; None where none was decoded."""
+    kinds = [(kind, n) for kind, n in ledger.items() if kind.phase in ("decode", "verify")]
+    if not kinds:
+        return None
+    return sum(n for kind, n in kinds if kind.path == "optimised") / sum(n for _, n in kinds)
 
 
 def draw_among(token: int, told: Sequence[tuple[int, float]]) -> Draw:
@@ -398,7 +408,8 @@ def _drop_prefixes(client: Client, before: Mapping[str, float]) -> None:
         return
 
 
-def _key(settings: ServerSettings) -> str:
+def key_of(settings: ServerSettings) -> str:
+    """What the server wants in a header; empty where it wants nothing. Raises `InputError`."""
     if not settings.key_file:
         return ""
     try:

@@ -260,6 +260,34 @@ def test_a_run_whose_driver_died_goes_on_and_repeats_no_finished_check(cluster: 
     assert [begun.count(check) for check in finished] == [1] * len(finished)
 
 
+OPS = ("attn_res", "projection", "kda_step", "router")
+COMMAND = (sys.executable, "-c", "from harness.cli.main import entry; entry()", "run", "coverage")
+
+
+@pytest.mark.slow
+def test_a_command_whose_driver_was_killed_is_resumed_and_each_check_stands_once(
+    cluster: Any, tmp_path: Path
+) -> None:
+    """The pack's own checks through the command line, from the first word to the bundle."""
+    only = [word for op in OPS for word in ("--only", op)]
+    where = ("--policy", "smoke", "--executor", "ray", "--address", cluster.address, "--allow-dirty")
+    command = [*COMMAND, *only, *where, "--out", str(tmp_path / "run")]
+    with (tmp_path / "driver.log").open("wb") as log:
+        driver = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+    _recorded(tmp_path, 1)
+    driver.kill()
+    driver.wait()
+    before = (tmp_path / "run" / "outcomes.jsonl").read_text().splitlines()
+    done = subprocess.run([*command, "--resume"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "run" / "outcomes.jsonl").read_text().splitlines()
+    assert len(before) < len(lines)
+    assert lines[: len(before)] == before
+    found = [json.loads(line) for line in lines]
+    assert sorted(o["check"] for o in found) == sorted(f"coverage/poison/{op}" for op in OPS)
+    assert {o["status"] for o in found} == {"PASS"}
+
+
 def test_a_node_that_is_lost_loses_nothing_and_counts_nothing_twice(cluster: Any, tmp_path: Path) -> None:
     """Runs last: the cluster has one node from here on."""
     checks = _checks(*(f"cell{i}" for i in range(8)))
