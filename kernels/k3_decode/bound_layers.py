@@ -38,6 +38,8 @@ class ChainOptions:
     """Buffers that an exchange rotates over, layer by layer."""
     copies: int = 1
     """Places that a rank's part of an exchange is stored to; where one rank runs alone, a place for each."""
+    context_ranks: int = 1
+    """Ranks over which MLA's caches are divided (`context_share.py`): 1, or all tensor-parallel ones."""
     schedule: Schedule = overlap_of
     """How the shared expert, the routed ones and prefetches share a GPU; on a CPU all of it runs in turn."""
 

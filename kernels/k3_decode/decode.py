@@ -70,14 +70,16 @@ class OptimisedStep:
         max_rows: int,
         layout: Layout = "whole",
         group: "ExchangeGroup | None" = None,
+        context_ranks: int = 1,
     ) -> None:
         model = weights.shapes.model
         if not is_supported(model):
             raise ValueError(f"the fused ops do not cover {model.name}; only the stock path runs it")
         self._weights, self._model = weights, model
         options = ChainOptions(
-            max_rows=max_rows, rank=weights.rank, layout=layout, exchange_slots=EXCHANGE_SLOTS
-        )
+            max_rows=max_rows, rank=weights.rank, layout=layout, exchange_slots=EXCHANGE_SLOTS,
+            context_ranks=context_ranks,
+        )  # fmt: skip
         self._chain = _chain_of(weights, caches, table, options, group)
         self._final_mix: Bound = {"score_weight": weights.final_score, "norm_weight": weights.final_norm}
         self._head = table["projection"].prepare(weight=weights.head)

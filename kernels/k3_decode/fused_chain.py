@@ -12,11 +12,14 @@ import torch
 from k3_decode.bound_layers import ChainOptions
 from k3_decode.collectives.exchanged import TWO_STAGE_ROWS
 from k3_decode.collectives.groups import ExchangeGroup
-from k3_decode.collectives.meetings import Exchange
+from k3_decode.collectives.meetings import Exchange, Meetings
 from k3_decode.cute.attn_res_allreduce import attn_res_allreduce
+from k3_decode.cute.mla_send import mla_send
+from k3_decode.cute.mla_value_received import mla_value_received
 from k3_decode.cute.oproj_allreduce import oproj_allreduce
 from k3_decode.layers import LayerChain
-from k3_decode.op_table import OpTable
+from k3_decode.op_table import Bound, OpTable
+from k3_decode.ops.mla_attend import LSE_BASE
 from k3_decode.rank_weights import LayerWeights
 from k3_decode.residuals import before_attention, before_ffn
 from k3_decode.shapes import RankShapes
@@ -55,7 +58,7 @@ class FusedChain(LayerChain):
         for index, layer in enumerate(self._layers):
             place = self._options.first_layer + index
             self.mix(use, before_attention(place, block), prefix, delta, layer.attention_mix)
-            self._attend(use, index, layer, step)
+            yield from self._attend(use, index, layer, step)
             oproj_allreduce(
                 x=use["core"], launches=self.launches, is_two_stage=is_two_stage, **layer.out_proj,
                 **self._group.arguments(),
@@ -72,6 +75,22 @@ class FusedChain(LayerChain):
         self._join()
         assert delta is not None
         return delta
+
+    def _values(
+        self, partial: torch.Tensor, lse: torch.Tensor, gate: torch.Tensor, out: torch.Tensor, value: Bound
+    ) -> Meetings:
+        """As in `LayerChain`, by kernels that send what they merge and merge what arrives."""
+        if self._options.context_ranks == 1:
+            yield from super()._values(partial, lse, gate, out, value)
+            return
+        group = self._group.arguments()
+        mla_send(
+            partial=partial[None], partial_lse=lse[None], lse_base=LSE_BASE, launches=self.launches, **group
+        )
+        mla_value_received(
+            uv_weight=value["uv_weight"][None], gate=gate[None], lse_base=LSE_BASE, out=out[None],
+            launches=self.launches, **group,
+        )  # fmt: skip
 
     def restarts(self) -> int:
         """Never: the sum takes the prefix's place."""

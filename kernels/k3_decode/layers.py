@@ -17,6 +17,7 @@ import torch
 
 from k3_decode.bound_layers import BoundLayer, ChainOptions, bind_layer, share_of
 from k3_decode.collectives import Exchange, gather, reduce
+from k3_decode.collectives.meetings import Meetings, transpose
 from k3_decode.model import SOFTMAX_SCALE
 from k3_decode.op_table import Bound, OpTable
 from k3_decode.ops.contract import LAUNCH_SLOTS
@@ -47,6 +48,11 @@ class LayerChain:
         options: ChainOptions,
     ) -> None:
         device = layers[0].attention_norm.device
+        if options.context_ranks not in (1, shapes.tp):
+            raise ValueError(
+                f"a context divided over {options.context_ranks} of {shapes.tp} ranks; all of them divide it "
+                f"or none does"
+            )
         self._shapes, self._caches, self._table, self._options = shapes, caches, table, options
         self._layers = tuple(bind_layer(table, layer, shapes, options) for layer in layers)
         self._has_streams = device.type != "cpu"
@@ -78,7 +84,7 @@ class LayerChain:
         for index, layer in enumerate(self._layers):
             place = self._options.first_layer + index
             self.mix(use, before_attention(place, block), prefix, delta, layer.attention_mix)
-            self._attend(use, index, layer, step)
+            yield from self._attend(use, index, layer, step)
             mix = before_ffn(place, block)
             self.run("projection", x=use["core"], out=spare, **layer.out_proj)
             self._ask_ahead(self._plan(len(spare)), "front", layer.front)
@@ -128,8 +134,8 @@ class LayerChain:
         """One op of the table."""
         self._table[op].run(launches=self.launches, **arguments)
 
-    def _attend(self, use: Buffers, index: int, layer: BoundLayer, step: StepInputs) -> None:
-        """Writes `core`, what the output projection takes."""
+    def _attend(self, use: Buffers, index: int, layer: BoundLayer, step: StepInputs) -> Meetings:
+        """Writes `core`, what the output projection takes; ranks that divide the context meet in it."""
         model = self._shapes.model
         if layer.kda is not None:
             memory = self._caches.kda[index]
@@ -151,49 +157,62 @@ class LayerChain:
         assert layer.query is not None
         assert layer.value is not None
         cache, scale = self._caches.mla[index], self._caches.kv_scale
+        ranks, query = self._options.context_ranks, use["query"]
         self.run("projection", x=use["x"], out=use["mla_packed"], **layer.in_proj)
         self.run(
             "mla_query",
             packed=use["mla_packed"],
             cache=cache,
             slot_mapping=step.slot_mapping,
-            query=use["query"],
+            query=query[:, share_of(query.shape[1], ranks, self._options.rank if ranks > 1 else 0)],
             kv_scale=scale,
             eps=model.norm_eps,
             **layer.query,
         )
-        partial, partial_lse = self._partials(use, step)
+        if ranks > 1:
+            flat = query.flatten(1)
+            mine = flat[:, share_of(flat.shape[1], ranks, self._options.rank)]
+            query = (yield from gather(mine, ranks, flat)).view(query.shape)
+        rows = len(query) // len(step.lengths)
+        partial, partial_lse = self._partials(use, len(step.lengths), rows)
         is_split = partial.shape[0] > 1
         self.run(
             "mla_attend",
-            query=use["query"],
+            query=query,
             cache=cache,
             block_table=step.block_table,
             lengths=step.lengths,
-            rows=step.rows,
+            rows=rows,
             scale=SOFTMAX_SCALE,
             kv_scale=scale,
             out=partial if is_split else partial[0],
             lse=partial_lse if is_split else partial_lse[0],
         )
+        gate = use["mla_packed"][:, -self._shapes.channels :]
+        yield from self._values(partial, partial_lse, gate, use["core"], layer.value)
+
+    def _values(
+        self, partial: torch.Tensor, lse: torch.Tensor, gate: torch.Tensor, out: torch.Tensor, value: Bound
+    ) -> Meetings:
+        """Partials of this rank's share to gated values of its heads; splits and ranks are merged at once."""
+        ranks, (splits, rows, heads) = self._options.context_ranks, lse.shape
+        if ranks > 1:
+            by_owner = (splits, rows, ranks, heads // ranks)
+            partial = yield from transpose(partial.view(*by_owner, KV_LORA).movedim(2, 0), ranks)
+            lse = yield from transpose(lse.view(by_owner).movedim(2, 0), ranks)
+            partial, lse = partial.flatten(0, 1), lse.flatten(0, 1)
         self.run(
-            "mla_value",
-            partial=partial,
-            partial_lse=partial_lse,
-            gate=use["mla_packed"][:, -self._shapes.channels :],
-            lse_base=LSE_BASE,
-            out=use["core"],
-            **layer.value,
+            "mla_value", partial=partial, partial_lse=lse, gate=gate, lse_base=LSE_BASE, out=out, **value
         )
 
-    def _partials(self, use: Buffers, step: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    def _partials(self, use: Buffers, requests: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """[S, B, H, 512] and fp32 [S, B, H] in as many splits of the context as the op wants."""
-        heads, rows = self._shapes.heads, step.requests * step.rows
-        splits = self._table["mla_attend"].splits_of(step.requests, step.rows, heads)
-        pairs = splits * rows * heads
+        heads, tokens = self._shapes.heads * self._options.context_ranks, requests * rows
+        splits = self._table["mla_attend"].splits_of(requests, rows, heads)
+        pairs = splits * tokens * heads
         return (
-            use["mixed"][:pairs].view(splits, rows, heads, KV_LORA),
-            use["lse"][:pairs].view(splits, rows, heads),
+            use["mixed"][:pairs].view(splits, tokens, heads, KV_LORA),
+            use["lse"][:pairs].view(splits, tokens, heads),
         )
 
     def _ffn(self, use: Buffers, index: int, layer: BoundLayer) -> Exchange:

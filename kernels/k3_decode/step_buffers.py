@@ -30,7 +30,8 @@ def allocate(shapes: RankShapes, table: OpTable, options: ChainOptions, device: 
     def zeros(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.zeros(size, dtype=dtype, device=device)
 
-    pairs = _most_pairs(shapes.heads, table, rows)
+    heads = shapes.heads * options.context_ranks
+    pairs = _most_pairs(heads, table, rows)
     return {
         "prefix_a": zeros(rows, model.hidden),
         "prefix_b": zeros(rows, model.hidden),
@@ -39,7 +40,7 @@ def allocate(shapes: RankShapes, table: OpTable, options: ChainOptions, device: 
         "kda_packed": zeros(rows, shapes.kda_in_rows),
         "mla_packed": zeros(rows, shapes.mla_in_rows),
         "core": zeros(rows, shapes.channels),
-        "query": zeros(rows, shapes.heads, KV_LORA + QK_ROPE),
+        "query": zeros(rows, heads, KV_LORA + QK_ROPE),
         "mixed": zeros(pairs, KV_LORA),
         "lse": zeros(pairs, dtype=torch.float32),
         "logits": zeros(*places, rows, model.experts, dtype=torch.float32),

@@ -14,7 +14,7 @@ import torch
 from torch import distributed
 
 __all__ = [
-    "Collective", "Exchange", "combined", "gather", "meet_distributed", "next_parts", "reduce", "run_alone",
+    "Collective", "Exchange", "Meetings", "combined", "gather", "meet_distributed", "next_parts", "reduce", "run_alone",
     "run_distributed", "run_ranks", "transpose",
 ]  # fmt: skip
 
@@ -34,6 +34,8 @@ class Collective:
 
 Exchange = Generator[Collective, torch.Tensor, torch.Tensor]
 """A rank's forward: yields what it brings to each meeting, returns its result."""
+Meetings = Generator[Collective, torch.Tensor, None]
+"""A part of a forward that writes its result into buffers."""
 
 
 def reduce(part: torch.Tensor, tp: int) -> Exchange:

@@ -19,6 +19,7 @@ import torch
 
 from k3_decode.bound_layers import BoundLayer, ChainOptions
 from k3_decode.collectives import run_alone
+from k3_decode.collectives.meetings import Meetings
 from k3_decode.dispatch import Decision, Dispatcher, Guard, Site, StepFacts
 from k3_decode.in_vllm.backbone import layer_weights, score_of
 from k3_decode.layers import LayerChain
@@ -69,8 +70,8 @@ class _Nothing(NamedTuple):
 class _Chain(LayerChain):
     """Layers that each have a step of their own."""
 
-    def _attend(self, use: Buffers, index: int, layer: BoundLayer, step: Any) -> None:
-        super()._attend(use, index, layer, step.steps[index])
+    def _attend(self, use: Buffers, index: int, layer: BoundLayer, step: Any) -> Meetings:
+        yield from super()._attend(use, index, layer, step.steps[index])
 
 
 class Decode:
