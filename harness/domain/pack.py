@@ -78,6 +78,8 @@ class OpContract(Record):
     implementations: tuple[Literal["cpu", "cute"], ...]
     files: tuple[str, ...]
     """Repository paths whose change invalidates evidence about this op."""
+    is_deterministic: bool = False
+    """Whether the pack says that equal calls give equal bits; a run that differs then fails the op."""
 
 
 class KernelVariant(Record):

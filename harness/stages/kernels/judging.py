@@ -68,6 +68,7 @@ def judge(check: Check, samples: Samples) -> Outcome:
         *_exact_findings(samples),
         *_touch_findings(samples),
         *_seen_before_findings(samples),
+        *_repeat_findings(check, samples),
     )
     return _outcome(
         check,
@@ -190,6 +191,28 @@ def _seen_before_findings(samples: Samples) -> tuple[Finding, ...]:
         "the same again: answers are kept by content"
     )
     return (Finding(rule="answers_kept_by_content", severity=Severity.ERROR, message=message),)
+
+
+def _repeat_findings(check: Check, samples: Samples) -> tuple[Finding, ...]:
+    """Answers that differ from run to run on equal inputs, where the pack says that they never do."""
+    if dict(check.parameters).get("is_deterministic") is not True:
+        return ()
+    rows = [("", r) for r in _records(samples, "repeats")]
+    rows += [
+        (" over many runs", r)
+        for r in _records(samples, "spread")
+        if (r["arm"], r["over"]) == ("optimised", "repeats")
+    ]
+    return tuple(
+        Finding(
+            rule="differs_from_run_to_run",
+            severity=Severity.ERROR,
+            message=f"{r['output']}: {r['differing']} of {r['elements']} elements differ between runs on "
+            f"equal inputs{words}, though the op is said to be deterministic: look for a race",
+        )
+        for words, r in rows
+        if int(r["differing"])
+    )
 
 
 def _spread_warnings(samples: Samples) -> tuple[Finding, ...]:

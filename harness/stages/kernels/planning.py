@@ -91,6 +91,9 @@ def edge_cells(envelope: Envelope, arch: Arch, is_smoke: bool) -> tuple[Cell, ..
     found += [_with_drafts(base, d, batches) for d in drafts]
     found += [base.model_copy(update={"kv_dtype": d}) for d in envelope.kv_dtypes]
     found += [base.model_copy(update={"tp": t}) for t in envelope.tp]
+    if not is_smoke:
+        # The most blocks that a rank's kernels ever have, and the longest that memory holds up their stores.
+        found += [base.model_copy(update={"tp": t, "batch": batches[-1]}) for t in envelope.tp]
     return tuple(dict.fromkeys(c for c in found if envelope.admits(c)))
 
 
@@ -199,6 +202,7 @@ def _check(
         ("by_token", _by_token(op)),
         ("spread", ",".join(SPREADS)),
         ("replays", "" if implementation == "cpu" else ",".join(REPLAYS)),
+        ("is_deterministic", op.is_deterministic),
     )
     return Check(
         id=check_id,

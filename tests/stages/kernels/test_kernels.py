@@ -211,6 +211,12 @@ def test_edge_cells_walk_every_axis_and_stay_inside_the_envelope() -> None:
     assert all(ENVELOPE.admits(c) for c in cells)
 
 
+def test_edge_cells_but_for_a_smoke_run_have_the_largest_batch_at_every_number_of_ranks() -> None:
+    envelope = ENVELOPE.model_copy(update={"tp": (1, 2, 4)})
+    largest = {(c.tp, c.batch) for c in edge_cells(envelope, "cpu", is_smoke=False) if c.batch == 8}
+    assert largest == {(1, 8), (2, 8), (4, 8)}
+
+
 def test_outside_cells_step_over_each_edge_and_onto_compiled_architectures() -> None:
     labels = {c.label() for c in outside_cells(ENVELOPE, "cpu")}
     assert any(".b9." in label for label in labels)

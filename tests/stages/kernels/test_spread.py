@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from harness.domain.check import Check, Outcome, Samples, SampleTable, Severity, Status
+from harness.domain.pack import OpContract
 from harness.stages import kernels
 from tests.stages.kernels.example_pack import NormPack
 from tests.stages.kernels.test_kernels import context, first_cell
@@ -65,6 +66,24 @@ def test_a_candidate_less_deterministic_than_stock_passes_and_says_so(tmp_path: 
     figures = {f.name: f.value for f in found.figures}
     assert figures["stock_spread_repeats"] == 0
     assert 0 < float(figures["optimised_spread_repeats"] or 0) < 1
+
+
+class Sworn(NormPack):
+    """Says that its op gives equal bits for equal calls."""
+
+    def ops(self) -> tuple[OpContract, ...]:
+        return tuple(op.model_copy(update={"is_deterministic": True}) for op in super().ops())
+
+
+def test_a_candidate_that_is_said_to_be_deterministic_fails_where_runs_differ(tmp_path: Path) -> None:
+    found = outcome(Sworn("dithered"), tmp_path)
+    assert found.status is Status.FAIL
+    assert {f.rule for f in found.findings if f.severity is Severity.ERROR} == {"differs_from_run_to_run"}
+    assert "differ between runs on equal inputs" in found.summary
+
+
+def test_a_candidate_that_is_deterministic_may_say_so(tmp_path: Path) -> None:
+    assert outcome(Sworn(), tmp_path).status is Status.PASS
 
 
 @pytest.fixture(scope="module")
