@@ -5,6 +5,7 @@ reader; anything else is read anew. Reading takes about as long as a third of co
 two processes.
 """
 
+import gc
 import json
 import multiprocessing
 import os
@@ -123,7 +124,9 @@ def read_all(wanted: Sequence[tuple[Compiled, KernelVariant]], place: Place) -> 
     missing.sort(key=lambda entry: entry[1].name)  # a variant's architectures behind each other
     if len(missing) < WORTH_SHARING:
         return
-    with ProcessPoolExecutor(READERS, mp_context=multiprocessing.get_context("spawn")) as readers:
+    context = multiprocessing.get_context("spawn")
+    # Nearly nothing of what a reader makes is garbage that refers to itself; looking for it takes a fifth.
+    with ProcessPoolExecutor(READERS, mp_context=context, initializer=gc.disable) as readers:
         for _ in readers.map(
             kept_tables, *zip(*((c, v, place) for c, v in missing), strict=True), chunksize=6
         ):

@@ -7,8 +7,9 @@ parameter that can hold an address are its pointer. What it cannot follow it say
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from harness.stages.audit.cubin import KernelResources
@@ -36,6 +37,8 @@ REGISTER = re.compile(r"\b(U?R)(\d+)\b")
 WHOLE_REGISTER = re.compile(r"U?R(\d+|Z)(\.\w+)*")
 NUMBER = re.compile(r"-?0x[0-9a-f]+")
 COMMA = re.compile(r",\s*(?![^\[]*\])")
+FORMS = 50_000
+"""Texts of instructions that are remembered: four of five have been seen before in a full audit."""
 BANK = re.compile(r"c\[0x0\]\[0x([0-9a-f]+)\]")
 INDEXED_BANK = re.compile(r"c\[(?!0x0\]\[0x)")
 TARGET = re.compile(r"`\(([^)]+)\)")
@@ -111,6 +114,25 @@ class _Line(NamedTuple):
     opcode: str
     operands: str
     line: SourceLine | None
+
+
+class _Form(NamedTuple):
+    """What the text of an instruction says, wherever it stands."""
+
+    text: str
+    writes: tuple[str, ...]
+    sources: tuple[str, ...]
+    sets: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    adds: int | None = None
+    access: Access | None = None
+    is_constant_load: bool = False
+    is_window: bool = False
+    """Whether it reads where shared memory begins."""
+    has_bank: bool = False
+    """Whether it has a constant among its operands."""
+    is_opaque: bool = False
+    is_block_barrier: bool = False
 
 
 def target_of(text: str) -> str | None:
@@ -210,37 +232,58 @@ def _pointer_words(kernel: KernelResources) -> dict[int, frozenset[Origin]]:
 
 
 def _instruction(row: _Line, words: dict[int, frozenset[Origin]], follows: tuple[int, ...]) -> Instruction:
-    parts = row.opcode.split(".")
-    operands = [o for o in (p.strip() for p in _split(row.operands)) if o]
-    while operands and PREDICATE.match(operands[0]):
-        operands = operands[1:]  # results in predicates
-    has_result = bool(operands) and not row.opcode.startswith(WITHOUT_RESULT) and _is_register(operands[0])
-    writes = _span(operands[0], _result_words(parts)) if has_result else ()
-    sources = operands[1:] if has_result else operands
-    text = f"{row.opcode} {row.operands}".strip()
-    if parts[0] in ("LDC", "ULDC", "LDCU"):
-        seeds = _bank_seeds(writes, sources, words)
-        return Instruction(text, row.opcode, row.line, row.guard, writes=writes, seeds=seeds, follows=follows)
-    reads = tuple(m[0] for o in sources for m in REGISTER.finditer(o))
-    is_window = parts[0] in ("S2R", "S2UR") and any(o in SHARED_WINDOW for o in sources)
-    seeds = tuple((w, ON_CHIP) for w in writes) if is_window else _operand_seeds(writes, sources, words)
+    form = _form(row.opcode, row.operands)
+    if form.is_constant_load:
+        seeds = _bank_seeds(form.writes, form.sources, words)
+    elif form.is_window:
+        seeds = tuple((w, ON_CHIP) for w in form.writes)
+    else:
+        seeds = _operand_seeds(form.writes, form.sources, words) if form.has_bank else ()
     return Instruction(
-        text=text,
+        text=form.text,
         opcode=row.opcode,
         line=row.line,
         guard=row.guard,
-        sets=tuple(NAMED_PREDICATE.findall(row.operands)) if "P" in row.operands else (),
-        writes=writes,
-        reads=reads,
+        sets=form.sets,
+        writes=form.writes,
+        reads=form.reads,
         seeds=seeds,
-        adds=_sum(parts[0], sources),
-        is_opaque=row.opcode.startswith(OPAQUE) or any(INDEXED_BANK.search(o) for o in sources),
+        adds=form.adds,
+        is_opaque=form.is_opaque,
         is_wait=row.opcode == WAIT,
         # Fences and acquiring loads alike end with an invalidation of what the multiprocessor holds.
         is_acquire_fence=row.opcode == "CCTL.IVALL",
+        is_block_barrier=form.is_block_barrier,
+        access=form.access,
+        follows=follows,
+    )
+
+
+@lru_cache(maxsize=FORMS)
+def _form(opcode: str, operands_text: str) -> _Form:
+    """What an instruction's own text says of it; kernels have most of their instructions in common."""
+    parts = opcode.split(".")
+    operands = [o for o in (p.strip() for p in _split(operands_text)) if o]
+    while operands and PREDICATE.match(operands[0]):
+        operands = operands[1:]  # results in predicates
+    has_result = bool(operands) and not opcode.startswith(WITHOUT_RESULT) and _is_register(operands[0])
+    writes = _span(operands[0], _result_words(parts)) if has_result else ()
+    sources = operands[1:] if has_result else operands
+    text = f"{opcode} {operands_text}".strip()
+    if parts[0] in ("LDC", "ULDC", "LDCU"):
+        return _Form(text, writes=writes, sources=tuple(sources), is_constant_load=True)
+    return _Form(
+        text,
+        writes=writes,
+        sources=tuple(sources),
+        is_window=parts[0] in ("S2R", "S2UR") and any(o in SHARED_WINDOW for o in sources),
+        has_bank="c[" in operands_text,
+        sets=tuple(NAMED_PREDICATE.findall(operands_text)) if "P" in operands_text else (),
+        reads=tuple(m[0] for o in sources for m in REGISTER.finditer(o)),
+        adds=_sum(parts[0], sources),
+        is_opaque=opcode.startswith(OPAQUE) or any(INDEXED_BANK.search(o) for o in sources),
         is_block_barrier=parts[0] in ("BAR", "UCGABAR_WAIT") and "ARV" not in parts,
         access=_ordered(_access(parts, operands), parts),
-        follows=follows,
     )
 
 
@@ -274,7 +317,7 @@ def _result_words(parts: list[str]) -> int:
 
 
 def _bank_seeds(
-    writes: tuple[str, ...], sources: list[str], words: dict[int, frozenset[Origin]]
+    writes: tuple[str, ...], sources: Sequence[str], words: dict[int, frozenset[Origin]]
 ) -> tuple[tuple[str, frozenset[Origin]], ...]:
     """Word i of a constant load goes to register i; an indexed load may bring any parameter."""
     match = BANK.search(sources[0]) if sources else None
@@ -285,7 +328,7 @@ def _bank_seeds(
 
 
 def _operand_seeds(
-    writes: tuple[str, ...], sources: list[str], words: dict[int, frozenset[Origin]]
+    writes: tuple[str, ...], sources: Sequence[str], words: dict[int, frozenset[Origin]]
 ) -> tuple[tuple[str, frozenset[Origin]], ...]:
     """Constants used as operands give their origin to every word of the result."""
     offsets = [int(m, 16) for o in sources for m in BANK.findall(o)]
@@ -293,7 +336,7 @@ def _operand_seeds(
     return tuple((w, found) for w in writes) if found else ()
 
 
-def _sum(family: str, sources: list[str]) -> int | None:
+def _sum(family: str, sources: Sequence[str]) -> int | None:
     """What an addition of one register and immediates, or a copy, adds; None for anything else."""
     if family in COPIES:
         return 0
