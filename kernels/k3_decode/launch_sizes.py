@@ -53,6 +53,9 @@ def launch_sizes(op: str, parameters: Iterable[tuple[str, str]]) -> tuple[tuple[
             **{f"{name}.0": "ranks" for name in sent},
             **{f"{name}.1": "tokens" for name in sent},
             "weight.0": rows,
+            # Attention over a context that ranks divide: partials go out, and meet their heads' weights.
+            "partial.0": "ranks", "partial.2": "tokens", "partial.3": heads,
+            "uv_weight.0": "ranks", "uv_weight.1": heads,
             f"a{len(names) + 2}": f"1..{MOST_EXCHANGE_BLOCKS}",
         },
     }  # fmt: skip

@@ -26,6 +26,9 @@ def test_rows_and_heads_cover_every_rank() -> None:
     bounds = dict(launch_sizes.launch_sizes("mla_attend", EXPERTS))
     assert bounds["query.1"] == "1..96"
     assert bounds["a2"] == "rows"
+    divided = dict(launch_sizes.launch_sizes("exchange", EXPERTS))
+    assert [divided[f"partial.{axis}"] for axis in (0, 2, 3)] == ["ranks", "tokens", "1..96"]
+    assert [divided[f"uv_weight.{axis}"] for axis in (0, 1)] == ["ranks", "1..96"]
     assert dict(launch_sizes.launch_sizes("projection", ()))["weight.0"] == "1..163840"
 
 
