@@ -148,15 +148,18 @@ class Proof(Record):
     """Overrides of the stage's thresholds by name."""
     cells: tuple[CellDemand, ...] = ()
     """Cells that must not be empty. Of coverage: each is shown by a check of its own, beside those that
-    follow from the claim. Of evals: each eval must have generated that much of its own tokens there.
+    follow from the claim. Of evals: each eval must have generated that much of its own tokens there. Of
+    sweeps: a step is timed in each, over that many tokens of the optimised path.
     """
 
     @model_validator(mode="after")
     def _cells_are_of_stages_that_generate(self) -> Self:
-        if self.cells and self.stage not in (StageName.COVERAGE, StageName.EVALS):
-            raise ValueError(f"cells are demanded of coverage and of evals, not of {self.stage}")
-        if self.stage is StageName.COVERAGE and any(cell.evals for cell in self.cells):
-            raise ValueError("evals are named where cells are demanded of evals, not of coverage")
+        if self.cells and self.stage not in (StageName.COVERAGE, StageName.EVALS, StageName.SWEEP):
+            raise ValueError(f"cells are demanded of coverage, evals and sweeps, not of {self.stage}")
+        if self.stage is not StageName.EVALS and any(cell.evals for cell in self.cells):
+            raise ValueError(f"evals are named where cells are demanded of evals, not of {self.stage}")
+        if self.stage is StageName.SWEEP and any(cell.feature for cell in self.cells):
+            raise ValueError("steps are timed without features; a demand of sweeps lists none")
         if self.stage is StageName.EVALS and any(
             (c.tp, c.dcp, c.kv_dtype, c.feature) != ((1,), (1,), ("bf16",), ()) for c in self.cells
         ):

@@ -19,6 +19,7 @@ __all__ = [
     "among",
     "divergence",
     "drawn_at",
+    "finished",
     "force",
     "force_verify",
     "generate",
@@ -50,6 +51,13 @@ class Divergence(NamedTuple):
 
 def _unwatched(_step: int) -> AbstractContextManager[None]:
     return nullcontext()
+
+
+def finished(result: Tensor) -> Tensor:
+    """What a step gave, once it is there: a device may still be at work when a step returns."""
+    if result.is_cuda:
+        torch.cuda.synchronize(result.device)
+    return result
 
 
 @contextmanager

@@ -1,18 +1,15 @@
 """Cells that the policy demands: each becomes a check, or raises what the check of its cell must show."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 
 from harness.domain.cell import Cell
 from harness.domain.check import StageName
-from harness.domain.claim import Envelope
+from harness.domain.demanded import demanded_cells
 from harness.domain.pack import Pack
-from harness.domain.policy import CellDemand
 from harness.domain.stage import PlanRequest
 from harness.stages.coverage.wanted import Wanted, steps_of
 
-__all__ = ["demanded_cells", "model_of", "unreached", "with_demands"]
+__all__ = ["model_of", "unreached", "with_demands"]
 
 CPU_CONTEXT = 16384
 """Longest context that a path check fills on a CPU."""
@@ -61,17 +58,3 @@ def unreached(cell: Cell, pack: Pack) -> str | None:
     if cell.dcp > 1:
         return f"a context divided over {cell.dcp} ranks needs an engine that divides it"
     return None
-
-
-def demanded_cells(envelope: Envelope, arch: str, demand: CellDemand) -> Iterator[tuple[Cell, str]]:
-    """(cell, feature or "") of every combination that the envelope admits."""
-    axes = product(demand.batch, demand.context, demand.drafts, demand.tp, demand.dcp, demand.kv_dtype)
-    for batch, context, drafts, tp, dcp, kv_dtype in axes:
-        cell = Cell.model_validate(
-            {
-                "arch": arch, "batch": batch, "context": context, "drafts": drafts, "tp": tp, "dcp": dcp,
-                "kv_dtype": kv_dtype, "phase": "verify" if drafts else "decode",
-            }
-        )  # fmt: skip
-        if envelope.admits(cell):
-            yield from ((cell, feature) for feature in demand.feature or ("",))

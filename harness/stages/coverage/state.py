@@ -50,7 +50,7 @@ def sample_ledger(probe: Probe) -> tuple[SampleTable, ...]:
     """Table `costs`: microseconds of one decode step, and of keeping one decision, by repetition; `planted`
     is a ledger that takes a tenth of a step.
     """
-    from harness.engines.in_process import open_session
+    from harness.engines.in_process import finished, open_session
     from harness.engines.ledger import Ledger
 
     rows: list[Row] = []
@@ -61,7 +61,7 @@ def sample_ledger(probe: Probe) -> tuple[SampleTable, ...]:
         requests, _ = session.prefill(prompts)
         for step in range(probe.steps):
             begun = time.perf_counter_ns()
-            session.decode(requests, [text[step] for text in texts])
+            finished(session.decode(requests, [text[step] for text in texts]))
             rows.append(("step", step, (time.perf_counter_ns() - begun) / 1e3))
         session.finish(requests)
     log = probe.context.ledger / f"{probe.check.id.replace('/', '.')}.cost.jsonl"

@@ -24,6 +24,15 @@ def judge(check: Check, samples: Samples) -> Outcome:
     if share is None or share < check.number("min_path_share"):
         words = f"the optimised arm took the optimised path for {share or 0:.1%} of its tokens"
         return judged(check, samples, Status.NO_EVIDENCE, words, NEXT_STEPS, None, ())
+    least, tokens = (
+        check.number("min_tokens") if has_threshold(check, "min_tokens") else 0,
+        _path_tokens(samples),
+    )
+    if tokens < least:
+        words = (
+            f"the optimised path decoded {tokens} tokens, fewer than the {least:.0f} that this cell must hold"
+        )
+        return judged(check, samples, Status.NO_EVIDENCE, words, NEXT_STEPS, None, ())
     medians = {arm: median(times[arm]) for arm in ("stock", "optimised")}
     instrument = timer_objection(check, samples) or layer_unfit(check, samples, medians) if is_layer else None
     if difference := instrument if is_layer else unlike(check, samples):
@@ -136,6 +145,17 @@ def _figures(gain: Comparison, null: Comparison, noise: float, share: float) -> 
         Figure(name="null_ratio", value=null.ratio, low=null.low, high=null.high, note="stock against stock"),
         Figure(name="noise_floor", value=noise),
         Figure(name="path_share", value=share),
+    )
+
+
+def _path_tokens(samples: Samples) -> int:
+    """Decoded by the optimised arm on its path."""
+    table = samples.table("steps")
+    rows = () if table is None else table.records()
+    return sum(
+        int(row["tokens"] or 0)
+        for row in rows
+        if (row["arm"], row["path"]) == ("optimised", "optimised") and row["phase"] in STEPS
     )
 
 

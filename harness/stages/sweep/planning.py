@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 from harness.domain.cell import Cell
 from harness.domain.check import Check, StageName, Threshold
 from harness.domain.claim import Claim, Envelope
+from harness.domain.demanded import demanded_cells
 from harness.domain.errors import InputError
 from harness.domain.machine import Tier
 from harness.domain.record import Name, Record, Scalar
@@ -58,6 +59,7 @@ class Grid(Record):
     batch: tuple[int | Literal["min", "max", "buckets"], ...] = Field(min_length=1)
     context: tuple[int, ...] = Field(min_length=1)
     tp: tuple[int, ...] = (1,)
+    dcp: tuple[int, ...] = (1,)
     drafts: tuple[int, ...] = (0,)
     kv_dtype: tuple[Literal["bf16", "fp8"], ...] = ("bf16",)
     max_batch_by_context: dict[int, int] = Field(default_factory=dict)
@@ -115,13 +117,14 @@ def sweep_cells(sweep: Sweep, envelope: Envelope, arch: str, is_full: bool) -> t
     if grid is None:
         return ()
     cells = []
-    axes = product(sorted(grid.tp), sorted(grid.context), sorted(grid.drafts), grid.kv_dtype)
-    for tp, context, drafts, kv_dtype in axes:
+    ranks = product(sorted(grid.tp), sorted(grid.dcp))
+    axes = product(ranks, sorted(grid.context), sorted(grid.drafts), grid.kv_dtype)
+    for (tp, dcp), context, drafts, kv_dtype in axes:
         for batch in sorted(_batches(grid, envelope)):
             cell = Cell.model_validate(
                 {
-                    "arch": arch, "tp": tp, "batch": batch, "context": context, "drafts": drafts,
-                    "kv_dtype": kv_dtype, "phase": sweep.phase,
+                    "arch": arch, "tp": tp, "dcp": dcp, "batch": batch, "context": context,
+                    "drafts": drafts, "kv_dtype": kv_dtype, "phase": sweep.phase,
                 }
             )  # fmt: skip
             if batch <= grid.max_batch_by_context.get(context, batch) and envelope.admits(cell):
@@ -156,15 +159,16 @@ def _batches(grid: Grid, envelope: Envelope) -> set[int]:
 
 
 def _checks(request: PlanRequest, sweep: Sweep) -> Iterator[Check]:
+    """Steps of the sweep's own cells, and of those that the policy demands of its phase."""
     arch = request.machine.arch
-    missing = None
-    if request.claim.envelope.level(arch) != "dispatched":
-        missing = f"the claim does not dispatch on {arch}"
     thresholds = _thresholds(request)
-    for cell in sweep_cells(sweep, request.claim.envelope, arch, request.is_full):
+    demanded = _demanded(request, sweep.phase)
+    own = sweep_cells(sweep, request.claim.envelope, arch, request.is_full)
+    for cell in dict.fromkeys((*own, *demanded)):
+        least = (Threshold(name="min_tokens", value=demanded[cell]),) if cell in demanded else ()
         parameters: tuple[tuple[str, Scalar], ...] = (
-            ("model", request.pack.smoke_model), ("seed", request.seed),
-            ("implementation", "cpu" if arch == "cpu" else "cute"),
+            ("model", request.pack.model_of_ranks(cell.tp) or request.pack.smoke_model),
+            ("seed", request.seed), ("implementation", "cpu" if arch == "cpu" else "cute"),
             ("promise", _promise(request.claim, cell)),
             *_acceptance(request.claim, cell),
         )  # fmt: skip
@@ -174,12 +178,35 @@ def _checks(request: PlanRequest, sweep: Sweep) -> Iterator[Check]:
             proves="an optimised decode step takes no longer than promised against stock, beyond the noise",
             cell=cell,
             subject=sweep.name,
-            thresholds=thresholds,
+            thresholds=tuple(sorted((*thresholds, *least), key=lambda threshold: threshold.name)),
             parameters=parameters,
             tier=Tier.SMOKE if arch == "cpu" else Tier.RANK,
-            cost_s=COST_PER_CELL_S + cell.batch * (COST_PER_ROW_S + COST_PER_PROMPT_TOKEN_S * cell.context),
-            unavailable=missing,
+            cost_s=COST_PER_CELL_S
+            + cell.batch * cell.tp * (COST_PER_ROW_S + COST_PER_PROMPT_TOKEN_S * cell.context),
+            unavailable=_missing(request, cell),
         )
+
+
+def _demanded(request: PlanRequest, phase: str) -> dict[Cell, int]:
+    """Tokens that the optimised path must decode in each cell of a phase that the policy names."""
+    proof = request.policy.proof(StageName.SWEEP)
+    found: dict[Cell, int] = {}
+    for demand in proof.cells if proof is not None else ():
+        for cell, _ in demanded_cells(request.claim.envelope, request.machine.arch, demand):
+            if cell.phase == phase:
+                found[cell] = max(demand.min_tokens, found.get(cell, 0))
+    return found
+
+
+def _missing(request: PlanRequest, cell: Cell) -> str | None:
+    """Why no step can be timed in a cell here; None where one can."""
+    if request.claim.envelope.level(cell.arch) != "dispatched":
+        return f"the claim does not dispatch on {cell.arch}"
+    if cell.dcp > 1:
+        return f"a context divided over {cell.dcp} ranks needs an engine that divides it"
+    if request.pack.model_of_ranks(cell.tp) is None:
+        return f"the pack has no small model that {cell.tp} ranks of one process can share"
+    return None
 
 
 def _acceptance(claim: Claim, cell: Cell) -> tuple[tuple[str, Scalar], ...]:

@@ -88,11 +88,12 @@ def _request(check: Check, arm: str, **more: int) -> SessionRequest:
         raise AssertionError(f"{check.id} was planned without a cell")
     units = int(check.number("blocks")) + WARM_STEPS
     implementation = check.parameter("implementation")
+    is_gpu = implementation == "cute"
     return SessionRequest.model_validate(
         {
             "model": check.parameter("model"), "arm": arm, "implementation": implementation,
             "max_requests": cell.batch, "max_context": cell.context + units + cell.drafts + 8, "tp": cell.tp,
-            "drafts": cell.drafts, "kv_dtype": cell.kv_dtype,
+            "drafts": cell.drafts, "kv_dtype": cell.kv_dtype, "is_graph": is_gpu,
             "seed": check.parameter("seed"), **more,
         }
     )  # fmt: skip
@@ -112,8 +113,10 @@ def _control_prompt(sessions: Mapping[str, Session]) -> Sequence[int]:
 
 
 def _step_work(check: Check, context: StageContext, arm: str, session: Session) -> Callable[[], object]:
-    """One step of a session, after a prefill to the cell's context; one token a request is kept."""
-    from harness.engines.in_process import random_texts
+    """One step of a session, after a prefill to the cell's context; one token a request is kept. It is done
+    when the device is: a step that is only launched has taken no time yet.
+    """
+    from harness.engines.in_process import finished, random_texts
 
     cell = check.cell
     if cell is None:
@@ -124,9 +127,9 @@ def _step_work(check: Check, context: StageContext, arm: str, session: Session) 
     requests, _ = session.prefill([prompts[i % len(prompts)] for i in range(cell.batch)])
     rows = random_texts(session.vocab_size, cell.batch, cell.drafts + 1, seed + 1)
     if cell.drafts:
-        return lambda: session.verify(requests, rows, [1] * cell.batch)
+        return lambda: finished(session.verify(requests, rows, [1] * cell.batch))
     tokens = [row[0] for row in rows]
-    return lambda: session.decode(requests, tokens)
+    return lambda: finished(session.decode(requests, tokens))
 
 
 def step_of(check: Check, context: StageContext, arm: str, stack: ExitStack) -> Callable[[], object]:

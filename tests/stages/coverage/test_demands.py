@@ -93,7 +93,7 @@ def test_what_this_engine_cannot_serve_says_why(fields: dict[str, object], reaso
 
 
 def test_stages_that_generate_nothing_take_no_cells_and_features_take_no_drafts() -> None:
-    with pytest.raises(ValueError, match="cells are demanded of coverage"):
+    with pytest.raises(ValueError, match="cells are demanded of coverage, evals and sweeps"):
         Proof(stage=StageName.KERNELS, cells=(CellDemand(),))
     with pytest.raises(ValueError, match="drafts in a demand of their own"):
         CellDemand(drafts=(1,), feature=("structured_output",))

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from harness.domain.check import Check, Samples, SampleTable, StageName, Status
+from harness.domain.check import Check, Samples, SampleTable, StageName, Status, Threshold
 from harness.domain.errors import InputError
 from harness.domain.machine import Tier
+from harness.domain.policy import CellDemand, Proof
 from harness.executors.marks import Marks
 from harness.stages.sweep import judge, run, sample
 from harness.stages.sweep.planning import load_sweep, plan, sweep_cells
 from harness.stages.sweep.stopping import time_blocks
 from harness.stages.sweep.tables import SHAPES
 from tests.fakes.pack import FakePack, Faults
-from tests.fakes.requests import plan_request, planned, stage_context
+from tests.fakes.requests import POLICY, plan_request, planned, stage_context
 from tests.stages.spoiled_tables import spoiled, with_rows, without_rows
 
 SWEEP = StageName.SWEEP
@@ -376,3 +377,47 @@ def test_the_sampler_writes_the_tables_that_the_judge_asks_for(tmp_path: Path) -
     context = replace(stage_context(pack, tmp_path), mark=marks.add)
     taken = marks.attach(sample(planned(SWEEP, ".b1.c64.", pack), context))
     assert {t.name: t.columns for t in taken.tables} == {n: tuple(s.columns) for n, s in SHAPES.items()}
+
+
+def test_a_cell_that_the_policy_demands_is_timed_beside_the_sweeps_own() -> None:
+    demand = CellDemand(batch=(3,), context=(40,), drafts=(0, 1), min_tokens=20)
+    policy = POLICY.model_copy(update={"proofs": (Proof(stage=SWEEP, cells=(demand,)),)})
+    free = {check.id for check in plan(plan_request())}
+    demanded = {check.id: check for check in plan(plan_request(policy=policy))}
+    assert sorted(demanded.keys() - free) == [
+        "sweep/decode_step/cpu.tp1.dcp1.b3.c40.d0.bf16.decode",
+        "sweep/verify_step/cpu.tp1.dcp1.b3.c40.d1.bf16.verify",
+    ]
+    assert {demanded[name].number("min_tokens") for name in demanded.keys() - free} == {20}
+
+
+def test_a_demanded_cell_with_too_few_tokens_of_the_path_is_no_evidence() -> None:
+    check = _check()
+    least = Threshold(name="min_tokens", value=42)
+    asked = check.model_copy(update={"thresholds": (*check.thresholds, least)})
+    assert judge(check, _samples(check, 50.0)).status is Status.PASS
+    outcome = judge(asked, _samples(check, 50.0))
+    assert (outcome.status, outcome.summary) == (
+        Status.NO_EVIDENCE,
+        "the optimised path decoded 41 tokens, fewer than the 42 that this cell must hold",
+    )
+
+
+def test_ranks_that_no_small_model_can_be_divided_over_are_said_to_be_missing() -> None:
+    request = plan_request(FakePack(ranks=(1, 2)))
+    envelope = request.claim.envelope.model_copy(update={"tp": (1, 2, 4), "dcp": (1, 2)})
+    wide = replace(request, claim=request.claim.model_copy(update={"envelope": envelope}))
+    demand = CellDemand(batch=(3,), context=(40,), tp=(2, 4), dcp=(1, 2))
+    policy = POLICY.model_copy(update={"proofs": (Proof(stage=SWEEP, cells=(demand,)),)})
+    found = {
+        c.id.split("/")[-1]: c.unavailable for c in plan(replace(wide, policy=policy)) if ".b3.c40" in c.id
+    }
+    undivided = "a context divided over 2 ranks needs an engine that divides it"
+    assert found == {
+        "cpu.tp2.dcp1.b3.c40.d0.bf16.decode": None,
+        "cpu.tp2.dcp2.b3.c40.d0.bf16.decode": undivided,
+        "cpu.tp4.dcp1.b3.c40.d0.bf16.decode": (
+            "the pack has no small model that 4 ranks of one process can share"
+        ),
+        "cpu.tp4.dcp2.b3.c40.d0.bf16.decode": undivided,
+    }
