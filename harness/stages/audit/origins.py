@@ -97,6 +97,8 @@ def _write(instruction: Instruction, state: State, guarded: _Guarded) -> None:
         value = _moved(_origins(instruction.reads, state, guard), instruction.adds)
     if instruction.is_bounded:
         value = frozenset(o for o in value if o.kind not in (OriginKind.LOADED, OriginKind.PRODUCT))
+    elif instruction.is_masked:
+        value = frozenset(o for o in value if o.kind is not OriginKind.PRODUCT)
     elif instruction.factor is not None and LOADED & value:
         value = _multiplied(value, instruction, state)
     seeds = dict(instruction.seeds)

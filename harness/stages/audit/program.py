@@ -158,6 +158,8 @@ class Instruction:
     """Its result is a 32-bit multiple of what it reads, by this much; 0 where the factor is a register."""
     is_bounded: bool = False
     """Its result is small whatever it reads: a minimum, remainder or mask by a small constant."""
+    is_masked: bool = False
+    """Its result has some low bits of what it reads, which are right where a product was too large."""
     access: Access | None = None
     follows: tuple[int, ...] = ()
 

@@ -230,6 +230,7 @@ def _parse_instruction(
         is_block_barrier=parts[0] in ("bar", "barrier") and "arrive" not in parts,
         factor=_factor(parts, operands),
         is_bounded=parts[0] in ("min", "and", "rem", "bfe") and _small(operands[-1]) is not None,
+        is_masked=parts[0] == "and" and operands[-1].isdigit() and int(operands[-1]) < 1 << 31,
         access=_access(parts, operands),
         follows=following,
     )

@@ -74,6 +74,15 @@ def test_a_narrow_product_counts_by_its_factor_and_not_where_the_index_is_bounde
     assert rules(index.format(bound="mov.u32 %r1, %ctaid.x;\n", factor=2048) + use, cache) == []
 
 
+def test_a_narrow_product_of_which_a_mask_keeps_low_bits_is_right_and_multiplied_again_it_is_not() -> None:
+    cache = (Parameter("cache", "state"), Parameter("table", "index"))
+    parity = "ld.global.s32 %r1, [%rd2];\nshl.b32 %r2, %r1, 16;\nand.b32 %r2, %r2, 65536;\n"
+    use = "cvt.s64.s32 %rd3, %r2;\nadd.s64 %rd4, %rd1, %rd3;\nld.global.b32 %r3, [%rd4];\n"
+    assert rules(parity + use, cache) == []
+    assert rules(parity + "mul.lo.s32 %r2, %r2, 65536;\n" + use, cache) == ["narrow_offset"]
+    assert rules(parity.replace("65536;", "-65536;") + use, cache) == ["narrow_offset"]
+
+
 def test_a_share_of_wide_loads_below_the_expected_one_is_a_finding_and_one_above_is_not() -> None:
     figures = {"wide_loads": 79, "local_accesses": 0}
     assert [f.rule for f in program_findings(figures, {"wide_loads": 80})] == ["wide_loads"]
