@@ -396,6 +396,7 @@ def live_contracts() -> tuple[door.OpContract, ...]:
                 regimes=spec.regimes,
                 implementations=cast("tuple[Literal['cpu', 'cute'], ...]", kinds),
                 files=tuple(f"{PREFIX}{k}/{name}.py" for k in ("ops", *kinds)),
+                is_deterministic=True,
             )
         )
     return tuple(found)
