@@ -291,9 +291,9 @@ class Decode:
 
 
 def whole_overlap(inter: int, rows: int) -> Overlap:
-    """As the table has it, which was measured with router and latent divided over ranks, but where it puts the
-    shared expert's down-projection beside the routed ones: a KDA+MoE layer of TP8, whole in one process, takes
-    91.6 us at one row on an H200 with the shared expert along, and 92.3 that way.
+    """As the table has it, which was measured with router and latent divided over ranks, but where it puts
+    the shared expert's down-projection beside the routed ones: a KDA+MoE layer of TP8, whole in one
+    process, takes 91.6 us at one row on an H200 with the shared expert along, and 92.3 that way.
     """
     found = overlap_of(inter, rows)
     return found.served(has_narrow=False) if found.shared == "narrow_down" else found
