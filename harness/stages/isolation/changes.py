@@ -1,13 +1,17 @@
-"""Every place of a Python file that changes something, with what it may be that it changes."""
+"""Every place of a Python file that changes something, with what it may be that it changes; and everything
+that is called there, or handed on so that somebody else calls it.
+"""
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from harness.stages.isolation.flow import Flow, Origin, Scope, flow_of
+from harness.stages.isolation.names import imports_of
 from harness.stages.isolation.source import Source
 
-__all__ = ["Called", "Changed", "changes_of", "resolved_calls"]
+__all__ = ["Called", "Changed", "changes_of", "resolved_calls", "writes_of"]
 
 SETTERS: Final = frozenset(
     ("setattr", "delattr", "operator.setitem", "operator.delitem", "operator.iadd", "operator.ior",
@@ -15,12 +19,17 @@ SETTERS: Final = frozenset(
      "dict.__setitem__", "list.append", "list.insert", "functools.update_wrapper", "functools.wraps")
 )  # fmt: skip
 SETTING_METHODS: Final = ("__setattr__", "__delattr__", "__setitem__", "__delitem__", "__iadd__", "__ior__")
+MAKING_METHODS: Final = ("__init__", "__setstate__")
+"""Called on an object that there is already, they make it anew."""
 GROWING_METHODS: Final = (
     "update", "setdefault", "pop", "clear", "append", "insert", "extend", "remove", "popitem", "add",
     "discard",
 )  # fmt: skip
 
-
+IN_PLACE: Final = re.compile(r"[a-z]\w*[a-z0-9]_")
+"""Methods by which a tensor is written, such as `fill_`."""
+ASKING: Final = ("isinstance", "issubclass", "cast", "typing.cast", "hasattr")
+"""Calls that only look at what they are given."""
 _NAMED: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -59,8 +68,35 @@ def changes_of(source: Source) -> tuple[Changed, ...]:
 
 
 def resolved_calls(source: Source) -> tuple[Called, ...]:
-    """Every call whose full name is known, aliases and imports followed."""
-    return source.derive("flow calls", lambda s: tuple(_calls(flow_of(s))))
+    """Every call whose full name is known, aliases followed, and what is handed on to be called."""
+    return source.derive("flow calls", _resolved)
+
+
+def _resolved(source: Source) -> tuple[Called, ...]:
+    flow = flow_of(source)
+    imported = frozenset(found.bound.partition(".")[0] for found in imports_of(source))
+    return (*_calls(flow), *_handed_on(flow, imported))
+
+
+def writes_of(source: Source) -> tuple[Changed, ...]:
+    """Every place where a buffer may be written: items, methods such as `fill_`, and `out` arguments."""
+    return source.derive("flow writes", lambda s: tuple(_writes(flow_of(s))))
+
+
+def _writes(flow: Flow | None) -> Iterator[Changed]:
+    for node, scope in flow.statements if flow is not None else ():
+        assert flow is not None
+        for target in _targets(node):
+            if isinstance(target, ast.Subscript):
+                yield from _changed(flow, node, target, target.value, scope)
+            elif isinstance(node, ast.AugAssign) and isinstance(target, ast.Attribute | ast.Name):
+                yield from _changed(flow, node, target, target, scope)
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Attribute) and IN_PLACE.fullmatch(node.func.attr):
+                yield from _changed(flow, node, node.func, node.func.value, scope)
+            for keyword in node.keywords:
+                if keyword.arg == "out":
+                    yield from _changed(flow, node, keyword.value, keyword.value, scope)
 
 
 def _changes(flow: Flow | None) -> Iterator[Changed]:
@@ -79,13 +115,30 @@ def _changes(flow: Flow | None) -> Iterator[Changed]:
 def _by_call(flow: Flow, node: ast.Call, scope: Scope) -> Iterator[Changed]:
     names = {name.removeprefix("builtins.") for name in flow.names(node.func, scope)}
     is_setter = names & SETTERS or any(name.endswith(SETTING_METHODS) for name in names)
+    method = _called_by_name(flow, node, scope)
     if is_setter and node.args:
         yield from _changed(flow, node, node, node.args[0], scope)
+    elif method is not None and isinstance(node.func, ast.Call):
+        given = (*node.args[:1], *(node.func.args[1:2] if method in SETTING_METHODS else ()))
+        for held in given if method in (*SETTING_METHODS, *GROWING_METHODS) else ():
+            yield from _changed(flow, node, node, held, scope, is_grown=method in GROWING_METHODS)
     elif isinstance(node.func, ast.Attribute) and node.func.attr in SETTING_METHODS:
         for held in (node.func.value, *node.args[:1]):
             yield from _changed(flow, node, node, held, scope)
+    elif isinstance(node.func, ast.Attribute) and node.func.attr in MAKING_METHODS:
+        made = _changed(flow, node, node.func, node.func.value, scope)
+        yield from (m for m in made if all(origin.kind != "import" for origin in m.origins))
     elif isinstance(node.func, ast.Attribute) and node.func.attr in GROWING_METHODS:
         yield from _changed(flow, node, node.func, node.func.value, scope, is_grown=True)
+
+
+def _called_by_name(flow: Flow, node: ast.Call, scope: Scope) -> str | None:
+    """The method that `methodcaller("name", ...)(thing)` calls."""
+    maker = node.func if isinstance(node.func, ast.Call) and node.func.args else None
+    if maker is None or "operator.methodcaller" not in flow.names(maker.func, scope):
+        return None
+    name = maker.args[0]
+    return name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else None
 
 
 def _changed(
@@ -132,6 +185,8 @@ def _calls(flow: Flow | None) -> Iterator[Called]:
     for node, scope in flow.calls if flow is not None else ():
         assert flow is not None
         names = flow.names(node.func, scope)
+        if (method := _called_by_name(flow, node, scope)) is not None and node.args:
+            names = frozenset(f"{origin.dotted}.{method}" for origin in flow.origins(node.args[0], scope))
         if names:
             first = node.args[0] if node.args else None
             is_literal = isinstance(first, ast.Constant) and isinstance(first.value, str)
@@ -143,6 +198,40 @@ def _calls(flow: Flow | None) -> Iterator[Called]:
                 is_literal,
                 _function_around(scope),
             )
+
+
+def _handed_on(flow: Flow | None, imported: frozenset[str]) -> Iterator[Called]:
+    """What was imported and is a decorator, an argument, or part of a container: somebody else calls it."""
+    for expression, scope in _values(flow) if flow is not None else ():
+        assert flow is not None
+        root = expression
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        if isinstance(root, ast.Name) and root.id in imported and (names := flow.names(expression, scope)):
+            last = expression.end_lineno or expression.lineno
+            yield Called(expression.lineno, last, names, "", False, _function_around(scope))
+
+
+def _values(flow: Flow) -> Iterator[tuple[ast.expr, Scope]]:
+    waiting = list(flow.decorators)
+    for node, scope in flow.calls:
+        if not (isinstance(node.func, ast.Name | ast.Attribute) and ast.unparse(node.func) in ASKING):
+            waiting += [(part, scope) for part in (*node.args, *(k.value for k in node.keywords))]
+    for statement, scope in flow.statements:
+        if isinstance(statement, ast.Assign | ast.AnnAssign | ast.NamedExpr) and statement.value is not None:
+            waiting.append((statement.value, scope))
+    while waiting:
+        value, scope = waiting.pop()
+        if isinstance(value, ast.Name | ast.Attribute):
+            yield value, scope
+        elif isinstance(value, ast.List | ast.Tuple | ast.Set):
+            waiting += [(part, scope) for part in value.elts]
+        elif isinstance(value, ast.Dict):
+            waiting += [(part, scope) for part in value.values]
+        elif isinstance(value, ast.IfExp):
+            waiting += [(value.body, scope), (value.orelse, scope)]
+        elif isinstance(value, ast.BoolOp):
+            waiting += [(part, scope) for part in value.values]
 
 
 def _function_around(scope: Scope) -> str:

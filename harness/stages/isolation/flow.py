@@ -26,17 +26,31 @@ MAX_RETURNS: Final = 20
 MAX_TRIES: Final = 3
 """Times that an expression in a loop of names is followed before what was found is taken."""
 HANDS_ON: Final = frozenset(
-    ("vars", "type", "super", "next", "iter", "list", "tuple", "set", "dict", "sorted", "reversed", "zip",
+    ("type", "super", "next", "iter", "list", "tuple", "set", "dict", "sorted", "reversed", "zip",
      "enumerate", "filter", "map", "max", "min", "weakref.ref", "weakref.proxy",
-     "inspect.unwrap", "functools.partial", "partial", "functools.reduce", "reduce", "frozenset")
+     "inspect.unwrap", "gc.get_referents", "functools.partial", "partial", "functools.reduce", "reduce",
+     "frozenset")
 )  # fmt: skip
 """Calls that give what they are given, or a part of it."""
 COPIES: Final = frozenset(("list", "tuple", "set", "dict", "sorted", "frozenset"))
 """Those of them that make a container of their own."""
 GETTER: Final = re.compile(r"(^|\.)(get|current|default|global)_\w+$")
-IMPORTERS: Final = ("importlib.import_module", "__import__", "importlib.__import__", "builtins.__import__")
+IMPORTERS: Final = (
+    "importlib.import_module", "__import__", "importlib.__import__", "builtins.__import__",
+    "pkgutil.resolve_name", "pydoc.locate",
+)  # fmt: skip
+SAME_MODULE: Final = {"posix": "os", "nt": "os"}
+"""Modules that are another one under the name of a platform."""
+VIEWS: Final = frozenset(
+    ("view", "view_as", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "narrow", "select",
+     "expand", "expand_as", "t", "transpose", "permute", "as_strided", "unbind", "split", "chunk", "detach",
+     "numpy", "diagonal", "unfold", "contiguous")
+)  # fmt: skip
+"""Methods of a tensor whose result writes to the same memory."""
 ABOVE: Final = ("__mro__", "__bases__", "__base__", "__class__", "__func__", "__self__", "__wrapped__")
 """Attributes that lead from a thing to what it was made from."""
+ANCESTORS: Final = ("__mro__", "__bases__", "__base__")
+"""Those of them that lead from a class of the file's own to shared ones."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
@@ -100,7 +114,10 @@ class Flow:
         self._global_names: dict[ast.AST, set[str]] = {}
         self._tries: dict[tuple[int, int], int] = {}
         self._known: dict[tuple[int, int], Origins] = {}
+        self._classes: list[tuple[ast.ClassDef, Scope]] = []
+        self._sent: list[tuple[ast.expr, Scope]] = []
         self.calls: list[tuple[ast.Call, Scope]] = []
+        self.decorators: list[tuple[ast.expr, Scope]] = []
         self.statements: list[tuple[ast.AST, Scope]] = []
         self.choices: list[ast.If | ast.IfExp] = []
         self.read_attributes: list[ast.Attribute] = []
@@ -110,6 +127,10 @@ class Flow:
         self._walk(tree, self.module)
         for call, scope in self.calls:
             self._hand_over(call, scope)
+            if isinstance(call.func, ast.Attribute) and call.func.attr == "send" and len(call.args) == 1:
+                self._sent.append((call.args[0], scope))
+        for made, scope in self._classes:
+            self._hand_to_class_machinery(made, scope)
 
     def close(self) -> None:
         """Let go of what refers to itself, so that nobody has to look for it; nothing may be asked then."""
@@ -170,6 +191,8 @@ class Flow:
             return _taken_out(self.origins(node.value, scope, depth))
         if isinstance(node, ast.IfExp | ast.BoolOp | ast.NamedExpr | ast.Await):
             return frozenset(o for part in parts for o in self.origins(part, scope, depth))
+        if isinstance(node, ast.Yield):
+            return frozenset(o for sent, inner in self._sent for o in self.origins(sent, inner, depth))
         return NONE
 
     def _look_up(self, name: str, scope: Scope, depth: int) -> Origins:
@@ -209,7 +232,13 @@ class Flow:
             place = place.above
 
     def _attribute(self, node: ast.Attribute, scope: Scope, depth: int) -> Origins:
-        if _is_self(node.value):
+        if node.attr in ANCESTORS and _is_own_class(node.value):
+            found = frozenset(
+                o for c, s in self._family(scope) for b in c.bases for o in self.origins(b, s, depth)
+            )
+            if found:
+                return found
+        if _is_self(node.value) and not self._is_given(node.value, scope):
             own = self._class_above(scope)
             key = f"self.{node.attr}"
             if own is not None and key in own.bindings:
@@ -224,6 +253,49 @@ class Flow:
             )
             return held | frozenset(o for base in bases for o in self.origins(base, scope, depth))
         return _with_reached(origin.part(node.attr) for origin in held)
+
+    def _family(self, scope: Scope) -> Iterator[tuple[ast.ClassDef, Scope]]:
+        """The class around a scope, and those of the file that are made from it."""
+        own = self._class_above(scope)
+        wanted = {own.node} if own is not None else set()
+        for made, outer in self._classes:
+            bases = {d for base in made.bases for d in self.definitions(base, outer)}
+            if made in wanted or bases & wanted:
+                wanted.add(made)
+                yield made, outer
+
+    def _is_given(self, node: ast.expr, scope: Scope) -> bool:
+        """Whether a name such as `cls` was bound to something that this file hands over."""
+        return isinstance(node, ast.Name) and node.id in scope.bindings
+
+    def _hand_to_class_machinery(self, made: ast.ClassDef, scope: Scope) -> None:
+        """A class's decorators are handed the class, its metaclass the bases, its descriptors their owner."""
+        owner = Binding(None, None, definition=made)
+        for definition in (d for expr in made.decorator_list for d in self.definitions(expr, scope)):
+            self._bind_parameter(definition, 0, owner)
+        for definition in (
+            d for k in made.keywords if k.arg == "metaclass" for d in self.definitions(k.value, scope)
+        ):
+            bases = Binding(ast.Tuple(elts=made.bases, ctx=ast.Load()), scope)
+            if isinstance(definition, ast.ClassDef):
+                for method in (m for m in definition.body if isinstance(m, ast.FunctionDef)):
+                    if method.name in ("__new__", "__init__", "__prepare__"):
+                        self._bind_parameter(method, 2, bases)
+            else:
+                self._bind_parameter(definition, 1, bases)
+        for value in (part.value for part in made.body if isinstance(part, ast.Assign)):
+            kinds = self.definitions(value.func, scope) if isinstance(value, ast.Call) else ()
+            for kind in (k for k in kinds if isinstance(k, ast.ClassDef)):
+                for method in (m for m in kind.body if isinstance(m, ast.FunctionDef)):
+                    if method.name == "__set_name__":
+                        self._bind_parameter(method, 1, owner)
+
+    def _bind_parameter(self, definition: ast.AST, place: int, binding: Binding) -> None:
+        inner = self.functions.get(definition)
+        args = definition.args if isinstance(definition, _Function) else None
+        names = [a.arg for a in (*args.posonlyargs, *args.args)] if args is not None else []
+        if inner is not None and place < len(names):
+            inner.bind(names[place], binding)
 
     def _field(self, node: ast.Attribute, scope: Scope, depth: int) -> Origins:
         """What an object of the file's own was given under a keyword of that name."""
@@ -264,7 +336,9 @@ class Flow:
         first = node.args[0] if node.args else None
         text = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
         if called & set(IMPORTERS) and text is not None:
-            return frozenset((Origin("import", text),))
+            return frozenset((Origin("import", text.replace(":", ".")),))
+        if "vars" in called and first is not None:
+            return _with_reached(o.part("__dict__") for o in self.origins(first, scope, depth))
         if "getattr" in called or "inspect.getattr_static" in called:
             name = node.args[1] if len(node.args) > 1 else None
             part = name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else "*"
@@ -287,6 +361,9 @@ class Flow:
             "mro",
         ):
             return _taken_out(self.origins(node.func.value, scope, depth))
+        if isinstance(node.func, ast.Attribute) and node.func.attr in VIEWS:
+            held = self.origins(node.func.value, scope, depth)
+            return frozenset(o for o in held if o.kind != "import")
         if isinstance(node.func, ast.Call):  # attrgetter("x")(thing), partial(f, thing)()
             given = [*node.args, *node.func.args]
             return frozenset(o for one in given for o in self.origins(one, scope, depth))
@@ -371,6 +448,7 @@ class Flow:
             self.functions[node] = self.scopes[node] = inner
             if not isinstance(node, ast.Lambda):
                 scope.bind(node.name, Binding(None, None, definition=node))
+                self.decorators += [(expression, scope) for expression in node.decorator_list]
             inner.globals.update(self._global_names.get(node, ()))
             self._parameters(node, inner, scope)
             return inner
@@ -378,6 +456,8 @@ class Flow:
             inner = self.scopes[node] = Scope(node, scope)
             scope.bind(node.name, Binding(None, None, definition=node))
             self.statements.append((node, scope))
+            self._classes.append((node, scope))
+            self.decorators += [(expression, scope) for expression in node.decorator_list]
             return inner
         if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
             inner = self.scopes[node] = Scope(node, scope)
@@ -392,11 +472,13 @@ class Flow:
         if isinstance(node, ast.Import):
             for name in node.names:
                 dotted = name.name if name.asname else name.name.partition(".")[0]
-                scope.bind(name.asname or dotted, Binding(None, None, frozenset((Origin("import", dotted),))))
+                origin = Origin("import", SAME_MODULE.get(dotted, dotted))
+                scope.bind(name.asname or dotted, Binding(None, None, frozenset((origin,))))
         elif isinstance(node, ast.ImportFrom):
-            origin = absolute_name("." * node.level + (node.module or ""), self._package)
+            module = absolute_name("." * node.level + (node.module or ""), self._package)
+            module = SAME_MODULE.get(module, module)
             for name in node.names:
-                whole = _with_reached((Origin("import", f"{origin}.{name.name}"),))
+                whole = _with_reached((Origin("import", f"{module}.{name.name}"),))
                 scope.bind(name.asname or name.name, Binding(None, None, whole))
         elif isinstance(node, ast.Global):
             scope.globals.update(node.names)
@@ -527,6 +609,20 @@ def _inner(node: ast.AST) -> Iterator[ast.AST]:
 
 def _is_self(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in _SELF
+
+
+def _is_own_class(node: ast.expr) -> bool:
+    """`cls`, `self`, `self.__class__` or `type(self)`."""
+    if isinstance(node, ast.Attribute) and node.attr == "__class__":
+        return _is_self(node.value)
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "type"
+        and node.args
+    ):
+        return _is_self(node.args[0])
+    return _is_self(node)
 
 
 def _home(scope: Scope, value: ast.expr | None) -> Scope:

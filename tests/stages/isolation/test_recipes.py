@@ -52,7 +52,7 @@ def test_every_pattern_of_the_zone_map_matches_something_in_some_release() -> No
     assert set.intersection(*(set(release["idle"]) for release in releases)) == set()
 
 
-@pytest.mark.parametrize("name", ["held_out.yaml", "held_out_second.yaml"])
+@pytest.mark.parametrize("name", ["held_out.yaml", "held_out_second.yaml", "held_out_fourth.yaml"])
 def test_held_out_recipes_name_their_label_kind_and_reason(name: str) -> None:
     data = parse_yaml((FILE.parent / name).read_bytes(), name)
     assert isinstance(data, dict)

@@ -5,7 +5,7 @@ from typing import Final
 
 from harness.domain.policy import Rule
 from harness.stages.isolation.detectors.conditions import find_feature_narrowed
-from harness.stages.isolation.detectors.cpp import find_macro_redefined
+from harness.stages.isolation.detectors.cpp import find_launch_without_stream, find_macro_redefined
 from harness.stages.isolation.detectors.definitions import (
     find_default_changed,
     find_signature_changed,
@@ -17,6 +17,7 @@ from harness.stages.isolation.detectors.files import (
     find_licence_removed,
     find_opaque_evidence,
 )
+from harness.stages.isolation.detectors.named import find_named, find_step_tensor_written
 from harness.stages.isolation.detectors.overrides import find_private_override
 from harness.stages.isolation.detectors.patterns import find_ast_grep, find_path, find_regex
 from harness.stages.isolation.detectors.python_reach import (
@@ -65,6 +66,9 @@ DETECTORS: Final[dict[str, Detector]] = {
     "default_changed": find_default_changed,
     "signature_changed": find_signature_changed,
     "macro_redefined": find_macro_redefined,
+    "launch_without_stream": find_launch_without_stream,
+    "named": find_named,
+    "step_tensor_written": find_step_tensor_written,
     "hidden_text": find_hidden_text,
     "homoglyph": find_homoglyph,
     "unreadable": find_unreadable,

@@ -14,6 +14,8 @@ NEAR: Final = 60
 """Lines above a condition in which a name's assignment is taken for its meaning."""
 LONGEST: Final = 100
 """Characters of an assignment that only names a condition; a longer one, or a call, decides otherwise."""
+BOUND: Final = re.compile(r"[0-9][0-9_]{2,}|[A-Z][A-Z0-9_]{2,}|[0-9_]+\s*(<<|\*\*?)\s*[0-9_]+")
+"""A constant that something is held below."""
 FLIPPED: Final = {"<=": ">", ">=": "<", "<": ">=", ">": "<="}
 
 
@@ -59,6 +61,10 @@ def _refusals(source: Source) -> Iterator[tuple[str, Node, Node]]:
             yield left.text(), node, node
         if re.match(r"min\(.*\b([0-9]{3,}|[A-Z][A-Z_]{2,})\b", right.text(), re.DOTALL):
             yield f"{left.text()} is capped", node, node
+    for node in root.find_all(pattern="min($$$PARTS)") if "min(" in (source.after or "") else ():
+        parts = [part.text() for part in node.field("arguments").named_children()]
+        if any(map(BOUND.fullmatch, parts)):
+            yield from ((f"{part.rpartition('.')[2]} is capped", node, node) for part in parts)
 
 
 def _meanings(root: Node) -> dict[str, list[tuple[int, str]]]:

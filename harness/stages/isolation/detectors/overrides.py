@@ -45,6 +45,9 @@ def _classes(flow: Flow | None) -> Iterator[_Class]:
         elif isinstance(node, ast.ClassDef):
             bases = frozenset(name for base in node.bases for name in flow.names(base, scope))
             yield _Class(bases, tuple(_methods_of(node)))
+            if bases:
+                for part in _parts_of(node, flow, scope):
+                    yield _Class(bases, tuple(_methods_of(part)))
         elif isinstance(node, ast.Call) and len(node.args) == 3 and _is_new_class(node, flow, scope):
             bases = frozenset(o.dotted for o in flow.origins(node.args[1], scope) if o.kind == "import")
             yield _Class(bases, tuple(_methods_in(node)))
@@ -58,6 +61,18 @@ def _assigned(node: ast.Assign, flow: Flow, scope: Scope) -> Iterator[_Class]:
                 if isinstance(cls, ast.ClassDef):
                     bases = frozenset(name for base in cls.bases for name in flow.names(base, scope))
                     yield _Class(bases, ((target.attr, node.lineno),))
+
+
+def _parts_of(node: ast.ClassDef, flow: Flow, scope: Scope) -> Iterator[ast.ClassDef]:
+    """Classes of the file's own that a class stands on beside shared ones."""
+    waiting, seen = [node], {node}
+    while waiting:
+        for base in waiting.pop().bases:
+            for part in flow.definitions(base, scope):
+                if isinstance(part, ast.ClassDef) and part not in seen:
+                    seen.add(part)
+                    waiting.append(part)
+                    yield part
 
 
 def _is_new_class(node: ast.Call, flow: Flow, scope: Scope) -> bool:

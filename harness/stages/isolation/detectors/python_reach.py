@@ -61,7 +61,7 @@ def find_shared_instance_changed(rule: Rule, source: Source, around: Surrounding
             if o.kind == "instance" and around.zones.zone_of_module(o.dotted) not in (None, *OWN_ZONES)
         )
         names = [n for n in names if not rule.patterns or any(re.search(p, n) for p in rule.patterns)]
-        if names and not _is_allowed(rule, *names):
+        if names and not _is_allowed(rule, change.text, *names):
             yield from _at(source, change.first, change.last, f"changes an instance of {names[0]}")
 
 
