@@ -272,7 +272,8 @@ def _is_candidates(error: BaseException, pack_root: Path) -> bool:
     seen: set[int] = set()
     one: BaseException | None = error
     while one is not None and id(one) not in seen:
-        if any(frame.filename.startswith(root) for frame in traceback.extract_tb(one.__traceback__)):
+        frames = traceback.extract_tb(one.__traceback__)
+        if any(os.path.realpath(frame.filename).startswith(root) for frame in frames):
             return True
         seen.add(id(one))
         one = one.__cause__ or one.__context__

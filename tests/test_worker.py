@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +22,9 @@ from harness.engines.packs import harness_digest, source_digest
 from harness.evidence.run_folder import open_run
 from harness.measure.machine import read_machine
 from harness.planner import CodeDigests, make_plan
-from harness.worker import Job, lay_out, read_samples, serve_command, work
+from harness.worker import Job, lay_out, read_samples, sample_check, serve_command, work
 from tests.fakes.pack import FakePack
-from tests.fakes.requests import plan_request
+from tests.fakes.requests import plan_request, stage_context
 
 
 @pytest.fixture
@@ -97,6 +98,23 @@ def test_the_worker_needs_no_command_line_packages() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_error_of_a_pack_that_lies_behind_a_link_is_the_candidates(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    space: dict[str, Any] = {}
+    exec(
+        compile("def sample(*_):\n    raise KeyError('x')\n", str(tmp_path / "link" / "a.py"), "exec"), space
+    )
+    monkeypatch.setattr(worker, "stage_of", lambda _stage: SimpleNamespace(sample=space["sample"]))
+    context = stage_context(FakePack(), tmp_path)
+    monkeypatch.setattr(FakePack, "root", tmp_path / "link")
+    check = Check(id="sweep/x", stage=StageName.SWEEP, proves="it holds", cost_s=1.0)
+    samples = sample_check(check, context)
+    assert (samples.ended, samples.detail) == ("crashed", "the candidate raised KeyError: 'x'")
 
 
 def _with_rows(out: Path, edit: Callable[[dict[str, Any]], None]) -> None:
