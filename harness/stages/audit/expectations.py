@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from harness.domain.check import Check, Outcome, StageName, Status
+from harness.domain.check import Check, Outcome, Severity, StageName, Status
 from harness.domain.errors import InputError
 from harness.stages.audit.limits import ACCEPTED, loosened
 
@@ -37,7 +37,8 @@ def expectations(
         if check.stage is not StageName.AUDIT or check.subject is None or check.cell is None:
             continue
         outcome = by_check.get(check.id)
-        rules = {f.rule for f in outcome.findings if f.waived is None} if outcome else set()
+        errors = [f for f in outcome.findings if f.severity is Severity.ERROR] if outcome else []
+        rules = {f.rule for f in errors if f.waived is None}
         is_only_cost = bool(rules) and rules <= allowed
         if outcome is None or not (outcome.status is Status.PASS or is_only_cost):
             unfit.append(check.id)

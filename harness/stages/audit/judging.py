@@ -7,7 +7,7 @@ wrong, then what could not be told.
 import re
 from typing import Any
 
-from harness.domain.check import Check, Control, Figure, Finding, Outcome, Samples, Status
+from harness.domain.check import Check, Control, Figure, Finding, Outcome, Samples, Severity, Status
 from harness.domain.record import Scalar
 from harness.domain.table_shape import misshapen, unusable
 from harness.stages.audit import cost
@@ -114,7 +114,7 @@ def _decide(
     programs: tuple[ProgramFact, ...],
 ) -> Outcome:
     """Control first, then what is wrong, then what could not be told."""
-    standing = [f for f in findings if f.waived is None]
+    standing = [f for f in findings if f.waived is None and f.severity is Severity.ERROR]
     shown = findings[:MAX_FINDINGS]
     if not control.failed:
         return _outcome(
@@ -187,7 +187,7 @@ def _waived(check: Check, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     waivers = {
         t.name.removeprefix("waived."): str(t.value) for t in check.thresholds if t.name.startswith("waived.")
     }
-    return tuple(f.model_copy(update={"waived": waivers.get(f.rule, f.waived)}) for f in findings)
+    return tuple(f.model_copy(update={"waived": waivers.get(f.rule)}) for f in findings)
 
 
 def _sizes(check: Check) -> dict[str, tuple[int, int]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.domain.check import Outcome, Status
+from harness.domain.check import Outcome, Severity, Status
 from harness.stages import audit
 from harness.stages.audit import planning
 from harness.stages.audit.limits import base_limits, limits_of, loosened
@@ -70,8 +70,10 @@ def test_a_loosened_limit_that_is_accepted_with_a_reason_passes_and_stays_in_the
     outcome = outcome_of(tmp_path, {KERNEL: {"max_registers": 48}}, head)
     assert outcome.status is Status.PASS
     (finding,) = outcome.findings
-    assert finding.message == "the limit registers was 48 at the base and is 64 now"
-    assert finding.waived == f"accepted in {FILE}: two rows more a warp"
+    assert (finding.severity, finding.waived) == (Severity.WARNING, None)
+    assert finding.message == (
+        f"the limit registers was 48 at the base and is 64 now; accepted in {FILE}: two rows more a warp"
+    )
 
 
 @pytest.mark.parametrize(
