@@ -41,7 +41,7 @@ from k3_decode.ops.log_base import LogBase
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MAX_WEIGHTS", "mla_value", "project_and_gate", "tokens_of", "variants"]
+__all__ = ["MAX_WEIGHTS", "mla_value", "tokens_of", "variants"]
 
 OP_INDEX = 10
 """Place of the op in the launch counters."""
@@ -73,7 +73,9 @@ def _value(
 ):
     tid, _, _ = cute.arch.thread_idx()
     rank, head, group = cute.arch.block_idx()
+    lane = tid % 32
     warp = tid // 32
+    quad, quarter = lane // 4, lane % 4
     shards = partial.shape[0]
     first_row = group * tokens
     last_row = partial.shape[1] - 1
@@ -202,36 +204,6 @@ def _value(
             _add_places(slots_at, totals_at, latent_at, tid, tokens, min(slots_a_row, SLOTS // WARP_SLOTS))
     cute.arch.sync_threads()
 
-    out_at = ins.byte_address(out)
-    project_and_gate(
-        uv_at, latent_at, parts_at, rank, tid, gates, items, out_rows, out_columns, out_at, out.stride[0],
-        last_row, tokens,
-    )  # fmt: skip
-    if tid + rank + head + group == 0:
-        ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
-
-
-@cute.jit
-def project_and_gate(
-    uv_at: Int32,
-    latent_at: Int32,
-    parts_at: Int32,
-    rank: Int32,
-    tid: Int32,
-    gates: Any,
-    items: Any,
-    out_rows: Any,
-    out_columns: Any,
-    out_at: Int64,
-    out_stride: Int64,
-    last_row: Int32,
-    tokens: cutlass.Constexpr,
-):
-    """Merged latents and a block's rows of W_UV, both in shared memory, to gated outputs over the cluster."""
-    lane, warp = tid % 32, tid // 32
-    quad, quarter = lane // 4, lane % 4
-    row_tiles = (tokens + 15) // 16
-    rounds = len(items)
     # Warp w makes output columns 16 w onward, which block w of the cluster owns.
     uv_words = [
         frag.load_matrix_transposed(uv_at + (k * 16 + lane % 16) * UV_PITCH + warp * 32 + lane // 16 * 16)
@@ -263,9 +235,11 @@ def project_and_gate(
             low, high = low + parts[0], high + parts[1]
         low = low * frag.sigmoid(ins.low_half(gates[i]))
         high = high * frag.sigmoid(ins.high_half(gates[i]))
-        to = out_at + Int64(out_rows[i]) * out_stride * 2 + Int64(out_columns[i]) * 2
-        is_mine = Int32(tid + i * THREADS < tokens * (OWN_OUT // 2)) * Int32(out_rows[i] <= last_row)
-        frag.store_word_if(to, ins.pack_halves(low, high), is_mine)
+        out_at = ins.byte_address(out) + Int64(out_rows[i]) * out.stride[0] * 2 + Int64(out_columns[i]) * 2
+        is_mine = Int32(tid + i * THREADS < tokens * pairs) * Int32(out_rows[i] <= last_row)
+        frag.store_word_if(out_at, ins.pack_halves(low, high), is_mine)
+    if tid + rank + head + group == 0:
+        ins.add_launch(ins.byte_address(launches) + OP_INDEX * 4)
 
 
 def _add_places(

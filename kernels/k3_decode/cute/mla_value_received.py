@@ -42,7 +42,6 @@ from k3_decode.cute.mla_value import (
     THREADS,
     UV_PITCH,
     V_DIM,
-    project_and_gate,
     tokens_of,
 )
 from k3_decode.cute.row_stream import CARVEOUT
@@ -145,12 +144,72 @@ def _receive_and_project(
             steps.rearm_word(again_at, ranks, room)
 
     out_at = ins.byte_address(out) + Int64(local) * out.stride[0] * 2
-    project_and_gate(
+    _project_and_gate(
         uv_at, latent_at, parts_at, rank, tid, gates, items, out_rows, out_columns, out_at, out.stride[1],
         last_row, tokens,
     )  # fmt: skip
     if tid + rank + head + local == 0:
         steps.count_launch(launches)
+
+
+@cute.jit
+def _project_and_gate(
+    uv_at: Int32,
+    latent_at: Int32,
+    parts_at: Int32,
+    rank: Int32,
+    tid: Int32,
+    gates: Any,
+    items: Any,
+    out_rows: Any,
+    out_columns: Any,
+    out_at: Int64,
+    out_stride: Int64,
+    last_row: Int32,
+    tokens: cutlass.Constexpr,
+):
+    """Merged latents and a block's rows of W_UV, both in shared memory, to gated outputs over the cluster.
+
+    `mla_value` has the same lines in its body: called as a function there, they spill at 64 tokens.
+    """
+    lane, warp = tid % 32, tid // 32
+    quad, quarter = lane // 4, lane % 4
+    row_tiles = (tokens + 15) // 16
+    rounds = len(items)
+    # Warp w makes output columns 16 w onward, which block w of the cluster owns.
+    uv_words = [
+        frag.load_matrix_transposed(uv_at + (k * 16 + lane % 16) * UV_PITCH + warp * 32 + lane // 16 * 16)
+        for k in range(OWN_LATENT // 16)
+    ]
+    cute.arch.cluster_wait()
+    there = ins.cluster_address(parts_at + rank * (tokens * OWN_OUT * 4), warp)
+    for m in cutlass.range_constexpr(row_tiles):
+        left = (Float32(0.0), Float32(0.0), Float32(0.0), Float32(0.0))
+        right = (Float32(0.0), Float32(0.0), Float32(0.0), Float32(0.0))
+        for k in cutlass.range_constexpr(OWN_LATENT // 16):
+            a = ins.load_matrix(latent_at + (m * 16 + lane % 16) * LATENT_PITCH + k * 32 + lane // 16 * 16)
+            b = uv_words[k]
+            left = ins.mma_bf16(a, (b[0], b[1]), left)
+            right = ins.mma_bf16(a, (b[2], b[3]), right)
+        for half in cutlass.range_constexpr(2):
+            own_row = m * 16 + half * 8 + quad
+            if own_row < tokens:
+                row_there = there + (own_row * OWN_OUT + quarter * 2) * 4
+                frag.store_remote_f32x2(row_there, left[2 * half], left[2 * half + 1])
+                frag.store_remote_f32x2(row_there + 32, right[2 * half], right[2 * half + 1])
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()
+
+    for i in cutlass.range_constexpr(rounds):
+        low, high = Float32(0.0), Float32(0.0)
+        for peer in cutlass.range_constexpr(CLUSTER):
+            parts = frag.shared_load_f32x2(parts_at + (peer * (tokens * OWN_OUT) + items[i] * 2) * 4)
+            low, high = low + parts[0], high + parts[1]
+        low = low * frag.sigmoid(ins.low_half(gates[i]))
+        high = high * frag.sigmoid(ins.high_half(gates[i]))
+        to = out_at + Int64(out_rows[i]) * out_stride * 2 + Int64(out_columns[i]) * 2
+        is_mine = Int32(tid + i * THREADS < tokens * (OWN_OUT // 2)) * Int32(out_rows[i] <= last_row)
+        frag.store_word_if(to, ins.pack_halves(low, high), is_mine)
 
 
 def _merged(values: list[Float32], latents: list[ins.Words], steepness: Float32) -> ins.Words:
@@ -274,9 +333,7 @@ def variants() -> tuple[Variant, ...]:
         ("mailbox", "mailbox"), ("reach", "weight"), ("control", "state"), ("uv_weight", "weight"),
         ("gate", "activation"), ("out", "output"), ("launches", "workspace"),
     )  # fmt: skip
-    keys = [
-        (tokens, ranks, bytes_of(64, K3.heads // ranks)) for ranks in (2, 8, 16) for tokens in (1, 8, 64)
-    ]
+    keys = [(tokens, ranks, bytes_of(64, K3.heads // ranks)) for ranks in (2, 8, 16) for tokens in (1, 8, 64)]
     return tuple(
         Variant(
             op="exchange",
