@@ -25,6 +25,7 @@ from k3_decode.peers.layer_forms import forms_of
 from k3_decode.peers.layer_oracle import row_errors, truth_before_experts
 from k3_decode.peers.timing import capture, kernels_of
 from k3_decode.rank_weights import LayerWeights
+from k3_decode.step_buffers import Buffers
 
 __all__ = [
     "ABSENT",
@@ -55,6 +56,8 @@ LONGEST_CHECKED = 32768
 """Contexts above are compared with float64 by the kernels stage alone: a layer's keys in float64 fill the
 device."""
 READ_BYTES = 8 * 2**30
+AGAIN = 7
+"""More runs of the checked layer, whose bits must be the first run's."""
 PREFETCH_PLACE = 15
 
 
@@ -212,7 +215,11 @@ class LayerSlice:
         )
 
     def errors(self) -> list[TokenError]:
-        """One layer alone in each arm on equal inputs, against float64; the best-known peers for stock."""
+        """One layer alone in each arm on equal inputs, against float64; the best-known peers for stock.
+
+        Raises `ValueError` where the optimised layer gives other bits when it runs again: ops that never
+        differ alone may where others run beside them.
+        """
         from k3_decode.peers.stock_arm import StockArm
 
         weights, case, index = self._weights, self._case, CHECKED_LAYER
@@ -228,6 +235,9 @@ class LayerSlice:
         result = [("stock", found["out"], found["ids"])]
         whole = self._one_layer(layer, index, case, "whole", None)
         arm = whole if self._layout == "whole" else self._one_layer(layer, index, case, self._layout, whole)
+        for _ in range(AGAIN):
+            again = self._one_layer(layer, index, case, self._layout, whole)
+            _require_same_bits(arm.chain.buffers, again.chain.buffers)
         result.append(("optimised", arm.buffer("ffn")[0, 0], arm.buffer("ids")))
         return [
             TokenError(name, index, token, error)
@@ -304,6 +314,20 @@ class LayerSlice:
         found = bytes_layer(dims(case.tp), case.kind, case.requests, experts, case.context)
         is_sharded = arm == "optimised" and self._layout == "sharded"
         return float(found["ideal" if is_sharded else "stock"])
+
+
+def _require_same_bits(first: Buffers, again: Buffers) -> None:
+    """Raises `ValueError` that names the buffers in which two runs differ."""
+    counts = {
+        name: int((buffer.view(torch.uint8) != again[name].view(torch.uint8)).sum())
+        for name, buffer in first.items()
+    }
+    if any(counts.values()):
+        told = ", ".join(f"{name} in {count} bytes" for name, count in counts.items() if count)
+        raise ValueError(
+            f"the optimised layer differs from run to run on equal inputs: {told}; look for a race in the op "
+            "that writes the first of them in the layer's order"
+        )
 
 
 @lru_cache(maxsize=8)

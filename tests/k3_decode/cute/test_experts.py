@@ -141,6 +141,12 @@ def test_both_places_of_awaited_rows_lie_between_the_counters_and_the_other_rows
     assert op.workspace_bytes(inter=384, top_k=16, tokens=64) == form.hidden_offset + 64 * 16 * 384 * 2
 
 
+def test_narrow_shards_that_select_meet_by_counters_and_all_other_few_tokens_by_values() -> None:
+    forms = {(768, 1, True): True, (384, 1, True): True, (192, 1, True): False, (192, 1, False): True}
+    forms |= {(192, 8, False): True, (768, 8, False): True, (768, 9, False): False}
+    assert {key: op.meets_by_value(key[1], key[0], key[2]) for key in forms} == forms
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("shapes", [K3.rank(8), CANARY.rank(1)], ids=lambda s: s.model.name)
 def test_meeting_by_values_gives_the_bits_of_meeting_by_counters(
