@@ -183,9 +183,13 @@ def _radius_figures(samples: Samples) -> list[Figure]:
     reached = sum(int(row["added_lines"] or 0) for row in exercised if row["is_reached"])
     why = missing or (None if total else "no line of Python code was added")
     note = f"of {total} added lines of Python code, by imports; what a test executes is not known here"
-    for name, lines in (("share_imported_by_tests", direct), ("share_reached_by_tests", reached)):
+    shares = [("share_imported_by_tests", direct), ("share_reached_by_tests", reached)]
+    if samples.table("named") is not None:  # samples of a version that did not measure it
+        shares.append(("share_named_by_tests", _total(_rows(samples, "named"), "named_lines", None) or 0))
+    for name, lines in shares:
         share = None if why or not total else round(lines / total, 4)
-        figures.append(Figure(name=name, value=share, missing=why, note=note))
+        told = note if name != "share_named_by_tests" else note.replace("by imports", "by names in tests")
+        figures.append(Figure(name=name, value=share, missing=why, note=told))
     return figures
 
 

@@ -4,7 +4,7 @@ Everything here is shown and fails nothing by itself; rules of the blast_radius 
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from harness.domain.change import SourceTree
@@ -17,10 +17,11 @@ from harness.stages.isolation.import_graph import (
     package_roots,
     read_names,
 )
+from harness.stages.isolation.named_lines import count_named_lines, words_of
 from harness.stages.isolation.source import Source
 from harness.stages.isolation.zones import ZoneIndex
 
-__all__ = ["Exercised", "Newly", "Radius", "ZoneReach", "measure_radius"]
+__all__ = ["Exercised", "Named", "Newly", "Radius", "ZoneReach", "measure_radius"]
 
 MAX_NEWLY: Final = 300
 UNTESTED_ZONES: Final = ("tests", "docs")
@@ -54,6 +55,13 @@ class Exercised(NamedTuple):
     """Whether any test file imports it, directly or not."""
 
 
+class Named(NamedTuple):
+    """A changed file of code, and its added lines in what the tests that import it name."""
+
+    path: str
+    named_lines: int
+
+
 class Radius(NamedTuple):
     """What is known of a change's reach."""
 
@@ -63,6 +71,7 @@ class Radius(NamedTuple):
     altered: tuple[Altered, ...]
     missing: str
     """Why there is no import graph; empty where there is one."""
+    named: tuple[Named, ...] = ()
 
 
 def measure_radius(
@@ -92,6 +101,7 @@ def measure_radius(
         tuple(_exercised(after, head_zones, names, code)),
         altered,
         "",
+        tuple(_named(after, head_zones, code, tree)),
     )
 
 
@@ -143,6 +153,18 @@ def _exercised(
         for source in code
         if source.language == "python"
     ]
+
+
+def _named(graph: ModuleGraph, zones: ZoneIndex, code: Sequence[Source], tree: SourceTree) -> Iterator[Named]:
+    """Each test file is read once, however many changed files it imports."""
+    words: dict[str, frozenset[str]] = {}
+    for source in (s for s in code if s.language == "python"):
+        tests = [path for path in graph.importers(source.path) if zones.zone_of(path) == "tests"]
+        for path in tests:
+            if path not in words:
+                words[path] = words_of(_text(tree, "head", path) or "")
+        named = frozenset[str]().union(*(words[path] for path in tests))
+        yield Named(source.path, count_named_lines(source, named))
 
 
 def _text(tree: SourceTree, side: str, path: str) -> str | None:

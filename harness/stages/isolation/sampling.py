@@ -230,6 +230,7 @@ def _radius_tables(context: StageContext, judged: Sequence[Source], held: _Held)
         ("reach_by_zone", ("zone", "modules", "before", "after"), radius.zones),
         ("newly_reaching", ("path", "zone", "chain"), radius.newly),
         ("exercised", ("path", "added_lines", "direct_tests", "is_reached"), radius.exercised),
+        ("named", ("path", "named_lines"), radius.named),
         ("altered", ("path", "line", "name", "what"), radius.altered),
         ("radius_missing", ("reason",), ((radius.missing,),) if radius.missing else ()),
     )

@@ -38,6 +38,7 @@ SHAPES: Mapping[str, TableShape] = {
     "exercised": TableShape(
         {"path": TEXT, "added_lines": COUNT, "direct_tests": COUNT, "is_reached": FLAG}, key=("path",)
     ),
+    "named": TableShape({"path": TEXT, "named_lines": COUNT}, key=("path",)),
     "altered": TableShape({"path": TEXT, "line": optional(COUNT), "name": TEXT, "what": TEXT}),
     "radius_missing": TableShape({"reason": TEXT}, max_rows=1),
     "sampled": TableShape({"on": TEXT}, max_rows=1),

@@ -12,8 +12,9 @@ IMPORT = "from engine.core import Scheduler\n"
 def targets(text: str) -> set[str]:
     """Dotted names of what the last attribute assignment of the text may change."""
     flow = Flow(ast.parse(text), "models.k3")
+    assigned = [node for node, _ in flow.statements if isinstance(node, ast.Assign)]
     last = max(
-        (node for node, _ in flow.statements if isinstance(node, ast.Assign)), key=lambda node: node.lineno
+        (node for node in assigned if isinstance(node.targets[0], ast.Attribute)), key=lambda n: n.lineno
     )
     scope = next(scope for node, scope in flow.statements if node is last)
     target = last.targets[0]
@@ -38,6 +39,13 @@ def targets(text: str) -> set[str]:
         "(Scheduler or object).limit = 1\n",
         "globals()['Scheduler'].limit = 1\n",
         "next(iter([Scheduler])).limit = 1\n",
+        "class A(Scheduler):\n    def f(self):\n        type(self).__mro__[1].limit = 1\n",
+        "class M(type):\n    def __new__(m, n, bases, d):\n        bases[0].limit = 1\n\n\n"
+        "class A(Scheduler, metaclass=M):\n    pass\n",
+        "class S:\n    def __set_name__(self, o, n):\n        o.__base__.limit = 1\n\n\n"
+        "class A(Scheduler):\n    s = S()\n",
+        "def d(cls):\n    cls.__bases__[0].limit = 1\n\n\n@d\nclass A(Scheduler):\n    pass\n",
+        "def f():\n    x = yield\n    x.limit = 1\n\n\nf().send(Scheduler)\n",
     ],
 )
 def test_a_class_is_followed_wherever_the_file_carries_it(text: str) -> None:
@@ -51,6 +59,8 @@ def test_a_class_is_followed_wherever_the_file_carries_it(text: str) -> None:
         "def f(Scheduler):\n    Scheduler.limit = 1\n",
         "def f():\n    Scheduler = Own()\n    Scheduler.limit = 1\n",
         "from typing import cast\n\nx = cast(Scheduler, own)\nx.limit = 1\n",
+        "class A(Scheduler):\n    def f(self):\n        type(self).limit = 1\n",
+        "def d(cls):\n    cls.limit = 1\n\n\n@d\nclass A(Scheduler):\n    pass\n",
     ],
 )
 def test_what_the_file_made_itself_or_names_alike_is_not_the_import(text: str) -> None:

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+from harness.domain.change import ChangedFile, FileKind
 from harness.domain.check import Samples
+from harness.stages.isolation.named_lines import count_named_lines
 from harness.stages.isolation.planning import plan
+from harness.stages.isolation.source import Source
 from tests.stages.isolation.test_stage import _samples, request_for
 
 
@@ -46,3 +49,31 @@ def test_a_change_without_python_code_says_why_there_is_no_graph(bench: Any) -> 
     bench.commit({"models/k3/kernel.cu": "__global__ void k() {}\n"})
     figures = {f.name: f for f in bench.judge()["blast_radius"].figures}
     assert figures["modules_reaching_after"].missing == "no Python code changed"
+
+
+def test_added_lines_are_named_where_a_test_names_their_function_or_what_it_calls(bench: Any) -> None:
+    bench.commit({"models/k3/step.py": "rows = 1\n"})
+    bench.commit({"tests/k3/test_step.py": "from models.k3 import step\n\nstep.run(1)\n"})
+    text = (
+        "rows = 1\n\n\ndef run(x):\n    return inner(x)\n\n\ndef inner(x):\n    return x\n\n\n"
+        "def other(x):\n    return x\n\n\nclass Own:\n    def forward(self):\n        return 1\n"
+    )
+    bench.commit({"models/k3/step.py": text})
+    assert dict(tables(bench)["named"]) == {"models/k3/step.py": 12}
+    assert [row[:2] for row in tables(bench)["exercised"]] == [("models/k3/step.py", 17)]
+    figures = {f.name: f.value for f in bench.judge()["blast_radius"].figures}
+    assert figures["share_imported_by_tests"] == 1.0
+    assert figures["share_named_by_tests"] == 0.7059
+
+
+def test_a_method_that_no_test_names_is_left_out_of_its_class() -> None:
+    text = (
+        "class Own:\n    rows = 1\n\n    def forward(self):\n        return 1\n\n"
+        "    def unused(self):\n        return 2\n"
+    )
+    file = ChangedFile(path="models/k3/step.py", status="added", kind=FileKind.TEXT, hunks=())
+    source = Source(file, "model_code", "model_code", None, text)
+    assert count_named_lines(source, ["Own"]) == len(source.added) - 2
+    assert count_named_lines(source, ["Own", "unused"]) == len(source.added)
+    assert count_named_lines(source, ["Other"]) == len(source.added) - 8
+    assert count_named_lines(source, []) == 0
