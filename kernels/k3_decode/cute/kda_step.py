@@ -25,11 +25,11 @@ The conv window is copied bit for bit. NaN and infinities propagate within their
 
 Validation: `tests/k3_decode/cute/test_kda_step.py` compiles every variant for the three architectures and
 replays the lane maps in numpy; its GPU tests compare with the float64 oracle over heads, batches, rows and
-input regimes, the conv state bit for bit, and graph replays with changed inputs. On an H200 all of that, TP8
-and TP16 at 1 to 64 requests and 2 to 8 rows; calls alone, back to back and in replays the same bits; memcheck
-clean; racecheck clean but for one warning in the ring, where a warp refills a place behind its own barrier:
-with a named barrier of the block there it warns as well, so it counts none before a bulk copy.
-sm_100a and sm_103a were never run.
+input regimes, the conv state bit for bit, and graph replays with changed inputs. `test_kda_ring.py` reads in
+the machine code that a place of the ring is refilled only after every load from it was used, and
+`test_same_bits.py` repeats layers. On an H200 all of that, at TP1, 2, 4, 8 and 16; calls alone, back to
+back, in replays and in layers the same bits; memcheck clean; racecheck clean but for one warning in the
+ring, as it does not follow the register that orders loads and refill. sm_100a and sm_103a were never run.
 """
 
 from collections.abc import Callable
