@@ -59,3 +59,5 @@ class CollectiveTrial:
     """Its arguments for so many ranks, whether one GPU plays them, and the file that it writes: a JSON line a
     trial with `trial`, `wrong_words`, `fault` (empty where there is none) and `is_control`.
     """
+    collective: str = ""
+    """The way for ranks to meet that it tries, as a claim names it; empty: none that a claim names."""

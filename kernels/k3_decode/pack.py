@@ -241,8 +241,9 @@ class K3DecodePack:
     def collective_trials(self) -> tuple[CollectiveTrial, ...]:
         """The same on GPUs."""
         return (
-            CollectiveTrial("exchange", (2, 4, 8, 16), _trial_command),
-            CollectiveTrial("exchange_fused", (2, 4, 8, 16), _fused_trial_command),
+            CollectiveTrial("exchange", (2, 4, 8, 16), _trial_command, "exchange"),
+            CollectiveTrial("exchange_fused", (2, 4, 8, 16), _fused_trial_command, "exchange"),
+            CollectiveTrial("engine", (2,), _engine_trial_command, "exchange"),
         )
 
     def decline_reasons(self) -> tuple[str, ...]:
@@ -364,6 +365,11 @@ def _trial_command(ranks: int, is_played: bool, results: Path) -> tuple[str, ...
 def _fused_trial_command(ranks: int, is_played: bool, results: Path) -> tuple[str, ...]:
     """The fused exchanges' and context parallelism's."""
     return _ranks_command(("-m", "k3_decode.collectives.trial_fused"), ranks, is_played, results)
+
+
+def _engine_trial_command(ranks: int, is_played: bool, results: Path) -> tuple[str, ...]:
+    """A served model whose ranks meet by exchanges."""
+    return _ranks_command(("-m", "k3_decode.collectives.trial_engine"), ranks, is_played, results)
 
 
 def _ranks_command(program: tuple[str, ...], ranks: int, is_played: bool, results: Path) -> tuple[str, ...]:

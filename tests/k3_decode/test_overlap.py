@@ -21,6 +21,7 @@ def test_the_shared_expert_is_narrow_at_the_shards_and_rows_where_that_was_measu
     inter = K3.rank(8).shared_inter
     assert [overlap_of(inter, rows).first_narrow(inter) for rows in (1, 2)] == [768, None]
     assert overlap_of(K3.rank(4).shared_inter, 1).shared == "along"
+    assert overlap_of(K3.rank(2).shared_inter, 1).shared == "aside"
     assert overlap_of(K3.rank(4).shared_inter, 3).shared == "aside"
 
 
@@ -39,8 +40,8 @@ def test_widths_without_a_narrow_form_take_the_other_place_and_every_multiproces
 
 
 def test_a_chain_prepares_what_some_step_up_to_its_most_rows_needs() -> None:
-    assert places_of(overlap_of, 3072, 1, has_narrow=True) == {"along"}
-    assert places_of(overlap_of, 3072, 8, has_narrow=True) == {"along", "aside"}
+    assert places_of(overlap_of, 1536, 1, has_narrow=True) == {"along"}
+    assert places_of(overlap_of, 1536, 8, has_narrow=True) == {"along", "aside"}
     assert places_of(aside_from(1), 3072, 1, has_narrow=True) == {"aside"}
 
 

@@ -2,8 +2,8 @@
 
 On one GPU local slots play the ranks (tier rank), on several each rank is a GPU (tier node). Table `trials`
 (trial, wrong_words, fault, is_control): what the program wrote of each trial. The control is a trial with a
-fault planted, such as a rank that counts another epoch, which must show. Not required, so long as no step of
-the claim crosses processes.
+fault planted, such as a rank that counts another epoch, which must show. Required on as many GPUs as the
+claim divides a model over, where the claim names the trial's way for ranks to meet.
 """
 
 import json
@@ -80,7 +80,7 @@ def plan_trials(request: PlanRequest) -> tuple[Check, ...]:
         for ranks in trial.played:
             words = None if here == arch else f"needs a machine with {arch}; this one has {here}"
             if words is None or wanted >= Tier.RANK.strength:
-                checks.append(_check(trial, arch, ranks, True, words))
+                checks.append(_check(trial, arch, ranks, True, words, is_required=False))
         for ranks in (tp for tp in envelope.tp if tp > 1):
             words = (
                 None
@@ -88,7 +88,8 @@ def plan_trials(request: PlanRequest) -> tuple[Check, ...]:
                 else f"needs {ranks} GPUs ({arch}) of one NVLink domain; this machine has {gpus}"
             )
             if words is None or wanted >= Tier.NODE.strength:
-                checks.append(_check(trial, arch, ranks, False, words))
+                is_claimed = trial.collective in envelope.collectives
+                checks.append(_check(trial, arch, ranks, False, words, is_required=is_claimed))
     return tuple(checks)
 
 
@@ -144,7 +145,10 @@ def judge_trials(check: Check, samples: Samples) -> Outcome:
     return judged(check, samples, Status.PASS, words, NEXT_STEPS, control, figures)
 
 
-def _check(trial: CollectiveTrial, arch: Arch, ranks: int, is_played: bool, unavailable: str | None) -> Check:
+def _check(
+    trial: CollectiveTrial, arch: Arch, ranks: int, is_played: bool, unavailable: str | None, *,
+    is_required: bool,
+) -> Check:  # fmt: skip
     how = "played by slots of one GPU" if is_played else "on a GPU each"
     return Check(
         id=f"kernels/{trial.name}/collective/{'played' if is_played else 'ranks'}{ranks}",
@@ -158,7 +162,7 @@ def _check(trial: CollectiveTrial, arch: Arch, ranks: int, is_played: bool, unav
             ("ranks", ranks), ("is_played", is_played),
         ),
         cost_s=COST_S,
-        is_required=False,
+        is_required=is_required,
         unavailable=unavailable,
     )  # fmt: skip
 

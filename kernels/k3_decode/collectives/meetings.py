@@ -14,8 +14,8 @@ import torch
 from torch import distributed
 
 __all__ = [
-    "Collective", "Exchange", "Meetings", "combined", "gather", "meet_distributed", "next_parts", "reduce", "run_alone",
-    "run_distributed", "run_ranks", "transpose",
+    "Collective", "Exchange", "Meetings", "combined", "gather", "meet_distributed", "next_parts", "reduce",
+    "run_alone", "run_distributed", "run_ranks", "transpose",
 ]  # fmt: skip
 
 

@@ -1,12 +1,21 @@
-"""What the trials of fused exchanges share: a group, inputs equal in every process, counts of wrong words."""
+"""What trials share: kernels compiled before any rank waits for another, a group, inputs that are equal in
+every process, counts of wrong words.
+"""
 
-from collections.abc import Callable
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import distributed
 
 from k3_decode.collectives.groups import ExchangeGroup
+from k3_decode.kernel_objects import Form, build_objects, use_objects
 
-__all__ = ["TURNS", "Bench", "Case"]
+__all__ = ["TURNS", "Bench", "Case", "compiled_ahead"]
 
 TURNS = 4
 """Times that each case runs, so that both epochs and a re-armed slot of each are used."""
@@ -15,7 +24,8 @@ TURNS = 4
 class Bench:
     """A group and what its cases share."""
 
-    def __init__(self, group: ExchangeGroup, seed: int) -> None:
+    def __init__(self, group: ExchangeGroup, seed: int, turns: int = TURNS) -> None:
+        self.turns = turns
         self.group, self.device = group, group.mailboxes.device
         self.ranks, self.local = group.layout.ranks, group.local
         self.mine = slice(group.first_rank, group.first_rank + group.local)
@@ -38,3 +48,21 @@ class Bench:
 
 
 Case = Callable[[Bench, int], int]
+
+
+@contextmanager
+def compiled_ahead(forms: Sequence[Form], process_group: Any) -> Iterator[None]:
+    """Inside the block launches load what one rank has compiled, many at once, while the others waited: a
+    rank that compiles for seconds between two exchanges is one that its peers give up.
+    """
+    is_first = process_group is None or distributed.get_rank(process_group) == 0
+    with tempfile.TemporaryDirectory(prefix="trial-") as own:
+        folder = [own]
+        if is_first:
+            build_objects(forms, Path(own), max(1, min(24, (os.cpu_count() or 1) // 2)))
+        if process_group is not None:
+            distributed.broadcast_object_list(folder, src=0, group=process_group)
+        with use_objects(Path(folder[0])):
+            yield
+        if process_group is not None:
+            distributed.barrier(process_group)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from k3_decode.collectives.trial_bench import TURNS, Bench, Case
+from k3_decode.collectives.trial_bench import Bench, Case
 from k3_decode.cute.exchange_parts import exchange_parts
 from k3_decode.cute.mla_attend import mla_attend
 from k3_decode.cute.mla_send import mla_send
@@ -32,7 +32,7 @@ MOST_ERROR = 2.0**-6
 def context_parallel(bench: Bench, rows: int) -> int:
     """Queries of all heads to everyone; partial attentions and their sums to the owners of the heads."""
     heads, width, wrong = K3.heads // bench.ranks, K3.kv_lora + K3.qk_rope, 0
-    for _ in range(TURNS):
+    for _ in range(bench.turns):
         queries = bench.bf16(bench.ranks, rows, heads * width)
         every = bench.poisoned(bench.local, rows, bench.ranks, heads * width)
         exchange_parts(
@@ -63,7 +63,7 @@ def values_received(bench: Bench, rows: int) -> int:
     the second of two equal exchanges must give the same bits. Both bases, by turns.
     """
     ranks, own, wrong = bench.ranks, K3.heads // bench.ranks, 0
-    for turn in range(TURNS):
+    for turn in range(bench.turns):
         base = LogBase.TWO if turn % 2 else LogBase.E
         partial = bench.bf16(ranks, SPLITS, rows, K3.heads, K3.kv_lora)
         shape = (ranks, SPLITS, rows, K3.heads)
@@ -127,7 +127,7 @@ def attention_of_shards(bench: Bench, rows: int) -> int:
     own, width = K3.heads // ranks, K3.kv_lora + K3.qk_rope
     lengths = [1 + 37 * request for request in range(rows)]
     scale = (K3.qk_nope + K3.qk_rope) ** -0.5
-    for _ in range(TURNS):
+    for _ in range(bench.turns):
         queries = bench.bf16(ranks, rows, own, width)
         keys = [bench.bf16(length, width) for length in lengths]
         uv = bench.bf16(K3.heads, K3.kv_lora, K3.v_dim, scale=K3.kv_lora**-0.5)

@@ -14,7 +14,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,10 @@ from torch import distributed
 from k3_decode.collectives.groups import ExchangeError
 from k3_decode.collectives.meetings import Collective, Exchange
 from k3_decode.collectives.strategies import Strategy, StrategyName, in_process, open_strategy
+from k3_decode.collectives.trial_bench import compiled_ahead
 from k3_decode.dispatch import Decision, load_guard
 from k3_decode.engine import Engine, EngineOptions
+from k3_decode.kernel_objects import recorded_forms
 from k3_decode.random_weights import random_checkpoint
 from k3_decode.rank_weights import ModelWeights, shard
 from k3_decode.shapes import NANO, NANO_H16, K3Shapes
@@ -107,6 +110,37 @@ def run_trials(
     every = [shard(source, model.rank(ranks), one, device) for one in range(ranks)]
     mine = every if rank is None else every[rank : rank + 1]
     strategy = open_strategy(name, model, ranks, device)
+    with _compiled(every, mine, strategy, device):
+        is_right = _run_all(every, mine, rank, strategy, log)
+    strategy.close()
+    return is_right
+
+
+@contextmanager
+def _compiled(
+    every: Sequence[ModelWeights], mine: Sequence[ModelWeights], strategy: Strategy, device: torch.device
+) -> Iterator[None]:
+    """On a GPU every kernel is compiled before the first rank waits for another."""
+    if device.type != "cuda":
+        yield
+        return
+    options = _options(device, True, False)
+    with recorded_forms() as forms:
+        _serve(every, in_process(len(every)), options)
+        _serve(mine, strategy, options)
+    with compiled_ahead(forms, distributed.group.WORLD if len(mine) < len(every) else None):
+        yield
+
+
+def _run_all(
+    every: Sequence[ModelWeights],
+    mine: Sequence[ModelWeights],
+    rank: int | None,
+    strategy: Strategy,
+    log: Callable[[dict[str, Any]], None],
+) -> bool:
+    """See `run_trials`."""
+    name, ranks, device = strategy.name, len(every), every[0].embedding.device
     silenced = _without_a_rank(strategy, rank or 0, ranks)
     runs = [
         (f"optimised by {name}", strategy, True, False), (f"stock by {name}", strategy, False, False),
@@ -118,6 +152,8 @@ def run_trials(
         options = _options(device, is_on, is_graph)
         wrong, fault = 0, ""
         wanted, _, launched = _serve(every, in_process(ranks), options)
+        if rank is not None:
+            distributed.barrier()  # all have compiled
         try:
             found, decisions, launches = _serve(mine, way, options)
             wrong = sum(int((one != two).sum()) for one, two in zip(found, wanted, strict=True))
@@ -132,7 +168,6 @@ def run_trials(
                 "wrong_words": wrong, "fault": fault, "is_control": trial == CONTROL,
             }
         )  # fmt: skip
-    strategy.close()
     return is_right
 
 

@@ -21,7 +21,7 @@ from torch import distributed
 from k3_decode.collectives import trial_context
 from k3_decode.collectives.groups import ExchangeError, ExchangeGroup, played, symmetric
 from k3_decode.collectives.trial import ABORT_LOOKS, CONTROL, of_all_ranks
-from k3_decode.collectives.trial_bench import TURNS, Bench, Case
+from k3_decode.collectives.trial_bench import Bench, Case, compiled_ahead
 from k3_decode.cute.attn_res import attn_res
 from k3_decode.cute.attn_res_allreduce import attn_res_allreduce
 from k3_decode.cute.exchange import exchange
@@ -29,6 +29,7 @@ from k3_decode.cute.exchange_parts import exchange_parts
 from k3_decode.cute.moe_exchange import moe_exchange
 from k3_decode.cute.oproj_allreduce import oproj_allreduce
 from k3_decode.cute.projection import projection
+from k3_decode.kernel_objects import recorded_forms
 from k3_decode.ops.attn_res import oracle
 from k3_decode.ops.exchange import gathered, rank_ordered_sum
 from k3_decode.shapes import K3
@@ -51,7 +52,7 @@ def residual(has_part: bool, is_two_stage: bool, count: int, restarts: bool) -> 
         score = bench.bf16(hidden, scale=hidden**-0.5).float()
         norm = bench.bf16(hidden, scale=0.2) + 1
         wrong = 0
-        for _ in range(TURNS):
+        for _ in range(bench.turns):
             x = bench.bf16(bench.ranks, rows, channels)
             weight = bench.bf16(bench.ranks, hidden, channels, scale=channels**-0.5)
             parts = torch.empty((bench.ranks, rows, hidden), dtype=torch.bfloat16, device=bench.device)
@@ -97,7 +98,7 @@ def in_place(bench: Bench, rows: int) -> int:
     """Sums that overwrite the parts, of hidden rows and of latents."""
     wrong = 0
     for columns in (K3.hidden, K3.latent):
-        for _ in range(TURNS):
+        for _ in range(bench.turns):
             parts = bench.bf16(bench.ranks, rows, columns)
             mine = parts[bench.mine].clone()
             for form in ("one_shot", "two_stage"):
@@ -110,7 +111,7 @@ def in_place(bench: Bench, rows: int) -> int:
 def moe_front(bench: Bench, rows: int) -> int:
     """Sharded latents and scores of all ranks, latents written in place among the others' columns."""
     own, scores, wrong = K3.latent // bench.ranks, K3.experts // bench.ranks, 0
-    for _ in range(TURNS):
+    for _ in range(bench.turns):
         latents = bench.bf16(bench.ranks, rows, own)
         logits = torch.randn((bench.ranks, rows, scores), generator=bench.generator, device=bench.device)
         logits[0, 0, :3] = torch.tensor([-0.0, torch.inf, torch.nan])
@@ -135,7 +136,7 @@ def moe_front(bench: Bench, rows: int) -> int:
 def moe_tail(bench: Bench, rows: int) -> int:
     """The latent's sum and the rank's columns of the shared expert's, then all columns to everyone."""
     own, wrong = K3.hidden // bench.ranks, 0
-    for _ in range(TURNS):
+    for _ in range(bench.turns):
         latent, shared = bench.bf16(bench.ranks, rows, K3.latent), bench.bf16(bench.ranks, rows, K3.hidden)
         latent_out = bench.poisoned(bench.local, rows, K3.latent)
         shared_out = bench.poisoned(bench.local, rows, own)
@@ -183,8 +184,19 @@ def wrong_epoch(bench: Bench, rows: int) -> int:
 
 def run_cases(make: Callable[[int], ExchangeGroup], log: Callable[[dict[str, Any]], None]) -> bool:
     """Every case at several row counts, then the control; whether all went well."""
-    group, is_right = make(ROOM_BYTES), True
+    group = make(ROOM_BYTES)
     runs = [(name, case, rows) for name, case in CASES.items() for rows in _row_counts(group, name)]
+    with recorded_forms() as forms:
+        for _, case, rows in runs:
+            case(Bench(group, rows, turns=1), rows)
+    with compiled_ahead(forms, group.process_group):
+        return _run_all(group, runs, log)
+
+
+def _run_all(
+    group: ExchangeGroup, runs: list[tuple[str, Case, int]], log: Callable[[dict[str, Any]], None]
+) -> bool:
+    is_right = True
     for name, case, rows in [*runs, (CONTROL, wrong_epoch, 1)]:
         bench, failed, wrong = Bench(group, rows), "", 0
         try:

@@ -31,11 +31,15 @@ class TrialPack(NormPack):
     def collective_trials(self) -> tuple[CollectiveTrial, ...]:
         """Two and four ranks on one GPU."""
         return (
-            CollectiveTrial("exchange", (2, 4), lambda *a: (sys.executable, "-c", self._program, str(a[2]))),
+            CollectiveTrial(
+                "exchange", (2, 4), lambda *a: (sys.executable, "-c", self._program, str(a[2])), "mailboxes"
+            ),
         )
 
 
-def _checks(pack: TrialPack, gpus: int, wanted: Tier = Tier.SMOKE) -> tuple[Check, ...]:
+def _checks(
+    pack: TrialPack, gpus: int, wanted: Tier = Tier.SMOKE, collectives: tuple[str, ...] = ()
+) -> tuple[Check, ...]:
     asked = request(pack)
     proofs = tuple(proof.model_copy(update={"tier": wanted}) for proof in asked.policy.proofs)
     policy = asked.policy.model_copy(update={"proofs": proofs})
@@ -43,7 +47,8 @@ def _checks(pack: TrialPack, gpus: int, wanted: Tier = Tier.SMOKE) -> tuple[Chec
     machine = asked.machine.model_copy(update={"gpus": (card,) * gpus})
     envelope = asked.claim.envelope
     hopper = envelope.architectures[0].model_copy(update={"arch": "sm_90a"})
-    wide = envelope.model_copy(update={"architectures": (hopper,), "tp": (1, 2)})
+    changes = {"architectures": (hopper,), "tp": (1, 2), "collectives": collectives}
+    wide = envelope.model_copy(update=changes)
     claim = asked.claim.model_copy(update={"envelope": wide})
     planned = kernels.plan(replace(asked, pack=pack, machine=machine, claim=claim, policy=policy))
     return tuple(check for check in planned if "/collective/" in check.id)
@@ -63,6 +68,11 @@ def test_played_ranks_need_one_gpu_and_real_ranks_as_many_as_the_claim_divides_o
     one = {check.id: check for check in _checks(TrialPack(GOOD), 1, Tier.NODE)}
     words = "needs 2 GPUs (sm_90a) of one NVLink domain; this machine has 1"
     assert one["kernels/exchange/collective/ranks2"].unavailable == words
+
+
+def test_a_claim_that_names_the_trials_way_to_meet_needs_it_on_real_ranks() -> None:
+    checks = _checks(TrialPack(GOOD), 2, collectives=("in_process", "mailboxes"))
+    assert [check.id for check in checks if check.is_required] == ["kernels/exchange/collective/ranks2"]
 
 
 def test_what_neither_this_machine_can_run_nor_the_policy_wants_is_not_planned() -> None:
