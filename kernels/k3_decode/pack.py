@@ -369,7 +369,7 @@ def _fused_trial_command(ranks: int, is_played: bool, results: Path) -> tuple[st
 
 def _engine_trial_command(ranks: int, is_played: bool, results: Path) -> tuple[str, ...]:
     """A served model whose ranks meet by exchanges."""
-    return _ranks_command(("-m", "k3_decode.collectives.trial_engine"), ranks, is_played, results)
+    return _ranks_command(("-m", "k3_decode.trial_engine"), ranks, is_played, results)
 
 
 def _ranks_command(program: tuple[str, ...], ranks: int, is_played: bool, results: Path) -> tuple[str, ...]:

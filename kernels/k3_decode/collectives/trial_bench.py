@@ -15,7 +15,7 @@ from torch import distributed
 from k3_decode.collectives.groups import ExchangeGroup
 from k3_decode.kernel_objects import Form, build_objects, use_objects
 
-__all__ = ["TURNS", "Bench", "Case", "compiled_ahead"]
+__all__ = ["TURNS", "Bench", "Case", "compiled_ahead", "write_lines"]
 
 TURNS = 4
 """Times that each case runs, so that both epochs and a re-armed slot of each are used."""
@@ -66,3 +66,9 @@ def compiled_ahead(forms: Sequence[Form], process_group: Any) -> Iterator[None]:
             yield
         if process_group is not None:
             distributed.barrier(process_group)
+
+
+def write_lines(out: Path | None, lines: Sequence[str]) -> None:
+    """A program's records, where a file was asked for; by the first rank alone."""
+    if out is not None and int(os.environ.get("RANK", "0")) == 0:
+        out.write_text("\n".join(lines) + "\n", encoding="utf-8")

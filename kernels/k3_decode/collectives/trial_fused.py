@@ -21,7 +21,7 @@ from torch import distributed
 from k3_decode.collectives import trial_context
 from k3_decode.collectives.groups import ExchangeError, ExchangeGroup, played, symmetric
 from k3_decode.collectives.trial import ABORT_LOOKS, CONTROL, of_all_ranks
-from k3_decode.collectives.trial_bench import Bench, Case, compiled_ahead
+from k3_decode.collectives.trial_bench import Bench, Case, compiled_ahead, write_lines
 from k3_decode.cute.attn_res import attn_res
 from k3_decode.cute.attn_res_allreduce import attn_res_allreduce
 from k3_decode.cute.exchange import exchange
@@ -254,8 +254,7 @@ def main(argv: list[str] | None = None) -> int:
             for ranks in asked.ranks
         ]
         is_right = all(rights)
-    if asked.out is not None and int(os.environ.get("RANK", "0")) == 0:
-        asked.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_lines(asked.out, lines)
     return 0 if is_right else 1
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from k3_decode.collectives import trial_engine
+from k3_decode import trial_engine
 from k3_decode.collectives.strategies import NAMES, in_process, open_strategy
 from k3_decode.dispatch import load_guard
 from k3_decode.engine import Engine, EngineOptions

@@ -1,8 +1,8 @@
 """A served model on several ranks by each strategy, beside the same model with all ranks in one process.
 
-    python -m k3_decode.collectives.trial_engine --ranks 2 4 8 16 --out FILE      ranks played on one GPU
-    torchrun --nproc_per_node=N -m k3_decode.collectives.trial_engine --out FILE  N real GPUs
-    torchrun --nproc_per_node=N -m k3_decode.collectives.trial_engine --cpu       N processes over gloo
+    python -m k3_decode.trial_engine --ranks 2 4 8 16 --out FILE      ranks played on one GPU
+    torchrun --nproc_per_node=N -m k3_decode.trial_engine --out FILE  N real GPUs
+    torchrun --nproc_per_node=N -m k3_decode.trial_engine --cpu       N processes over gloo
 
 Prompts, decode and verify steps, on the optimised path and on stock, with graphs on GPUs. Log-probabilities
 must be those of `in_process` bit for bit, every step must name its strategy in the ledger, and the optimised
@@ -26,7 +26,7 @@ from torch import distributed
 from k3_decode.collectives.groups import ExchangeError
 from k3_decode.collectives.meetings import Collective, Exchange
 from k3_decode.collectives.strategies import Strategy, StrategyName, in_process, open_strategy
-from k3_decode.collectives.trial_bench import compiled_ahead
+from k3_decode.collectives.trial_bench import compiled_ahead, write_lines
 from k3_decode.dispatch import Decision, load_guard
 from k3_decode.engine import Engine, EngineOptions
 from k3_decode.kernel_objects import recorded_forms
@@ -210,7 +210,7 @@ def _of_all(wrong: int, fault: str, rank: int | None) -> tuple[int, str]:
 def main(argv: list[str] | None = None) -> int:
     """Run the trials; see the module."""
     parser = argparse.ArgumentParser(
-        prog="python -m k3_decode.collectives.trial_engine", description=__doc__.splitlines()[0]
+        prog="python -m k3_decode.trial_engine", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8, 16], help="of played ranks")
     parser.add_argument("--cpu", action="store_true", help="processes on the CPU, over gloo")
@@ -230,8 +230,7 @@ def main(argv: list[str] | None = None) -> int:
         else:
             device = torch.device("cuda")
             rights = [run_trials(ranks, None, "exchange_played", device, log) for ranks in asked.ranks]
-    if asked.out is not None and int(os.environ.get("RANK", "0")) == 0:
-        asked.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_lines(asked.out, lines)
     return 0 if all(rights) else 1
 
 
