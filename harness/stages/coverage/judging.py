@@ -104,6 +104,8 @@ def _judge_decline(check: Check, samples: Samples) -> Outcome:
     reasons = sorted({str(row["reason"]) for row in steps})
     launched = sum(int(row["counted"] or 0) for row in arm_rows(samples, "launches", "on"))
     worst = worst_kl(samples, "on")
+    listed = str(check.parameter("reasons") or "").split()
+    unlisted = [reason for reason in reasons if reason not in listed]
     twin = witness(samples, "twin", 1.0)
     control = Control(
         kind="twin",
@@ -120,6 +122,9 @@ def _judge_decline(check: Check, samples: Samples) -> Outcome:
     elif taken or launched:
         status = Status.FAIL
         words = f"{len(taken)} of {len(steps)} steps took the optimised path ({launched} launches)"
+    elif unlisted:
+        status = Status.FAIL
+        words = f"declined for {', '.join(unlisted)}, which the pack's closed list of reasons does not hold"
     elif worst is None or worst > KL_FLOOR:
         status, words = Status.FAIL, f"a declined step does not answer as stock does (worst KL {worst})"
     else:

@@ -86,16 +86,19 @@ def _all_wanted(request: PlanRequest) -> Iterator[Wanted]:
     if arch != "cpu":
         yield from _layer_wanted(request, arch)
     yield from _path_wanted(request, base)
+    reasons = (("is_drawn", False), ("reasons", " ".join(request.pack.decline_reasons())))
     for reason, cell in _decline_cells(envelope, arch):
         yield Wanted(
             "decline", reason, cell,
             "outside the envelope the step is declined with a reason code and answers exactly as stock does",
+            more=reasons,
         )  # fmt: skip
     has_verify = "verify" in envelope.phases and envelope.drafts.max >= 3
     if has_verify:
         yield Wanted(
             "uneven", "uneven_drafts", base.model_copy(update={"phase": "verify", "drafts": 3}),
             "a step whose requests have unlike numbers of drafts is declined and answers as stock does",
+            more=reasons,
         )  # fmt: skip
     for op in request.pack.ops():
         yield Wanted(

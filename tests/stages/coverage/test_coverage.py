@@ -127,6 +127,18 @@ def test_work_outside_the_envelope_is_declined_and_equals_stock(side: str, tmp_p
     assert outcome.control.kind == "twin"
 
 
+def test_a_reason_outside_the_packs_closed_list_fails(tmp_path: Path) -> None:
+    class Vague(FakePack):
+        def decline_reasons(self) -> tuple[str, ...]:
+            return ("prefill", "switch_off")
+
+    pack = Vague()
+    check = next(c for c in plan(plan_request(pack)) if c.id == "coverage/decline/batch_above_max")
+    outcome = judge(check, sample(check, stage_context(pack, tmp_path)))
+    assert outcome.status is Status.FAIL
+    assert outcome.summary == "declined for rows, which the pack's closed list of reasons does not hold"
+
+
 def test_a_guard_that_ignores_the_envelope_fails(tmp_path: Path) -> None:
     outcome = outcome_of(COVERAGE, "decline/batch_above_max", Faults(takes_everything=True), tmp_path)
     assert outcome.status is Status.FAIL
