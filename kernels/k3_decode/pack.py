@@ -358,7 +358,7 @@ class K3DecodePack:
 def _trial_command(ranks: int, is_played: bool, results: Path) -> tuple[str, ...]:
     """The exchanges' trial: by one process that plays all ranks, or by a process a GPU."""
     return _ranks_command(
-        ("-m", "k3_decode.collectives.trial", "--epochs", "2000"), ranks, is_played, results
+        ("-m", "k3_decode.collectives.trial", "--epochs", "10000"), ranks, is_played, results
     )
 
 

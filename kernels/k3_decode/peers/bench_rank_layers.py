@@ -34,6 +34,8 @@ from k3_decode.bound_layers import ChainOptions, Layout
 from k3_decode.collectives import Exchange, run_alone, run_distributed
 from k3_decode.collectives.exchanged import Exchanged
 from k3_decode.collectives.groups import ExchangeGroup, symmetric
+from k3_decode.collectives.meetings import meet_distributed
+from k3_decode.context_share import ContextShare, shared_step
 from k3_decode.fused_chain import FusedChain
 from k3_decode.kernel_objects import use_objects
 from k3_decode.layers import LayerChain
@@ -70,10 +72,11 @@ class Arm:
     def __init__(
         self, layers: list[LayerWeights], case: Case, memory: Memory, table: OpTable, rank: int,
         layout: Layout, drive: Driver, fused: ExchangeGroup | None = None, schedule: Schedule = overlap_of,
+        context_ranks: int = 1,
     ) -> None:  # fmt: skip
         options = ChainOptions(
             max_rows=case.requests, rank=rank, first_layer=FIRST_LAYER, layout=layout,
-            exchange_slots=len(layers), schedule=schedule,
+            exchange_slots=len(layers), schedule=schedule, context_ranks=context_ranks,
         )  # fmt: skip
         sizes = (layers, case.shapes, memory.caches, table, options)
         self.chain = LayerChain(*sizes) if fused is None else FusedChain(*sizes, fused)
@@ -133,6 +136,40 @@ class Bench:
         generator = torch.Generator(self.device).manual_seed(SEED + 1)
         memory = make_memory(case, len(self.layers), self.pool, generator)
         return Arm(self.layers, case, memory, self.table, self.rank, layout, drive, fused, schedule)
+
+    def divided(self, case: Case, drive: Driver, fused: ExchangeGroup | None = None) -> Arm:
+        """An arm over this rank's share of every context, in the pages that the whole one begins with."""
+        generator = torch.Generator(self.device).manual_seed(SEED + 1)
+        memory = make_memory(case, len(self.layers), self.pool, generator)
+        share = ContextShare(self.ranks, self.rank)
+        pages = memory.step.block_table[:, : -(-memory.step.block_table.shape[1] // self.ranks)]
+        memory = replace(memory, step=shared_step(memory.step, share, pages.contiguous()))
+        return Arm(
+            self.layers, case, memory, self.table, self.rank, "sharded", drive, fused,
+            context_ranks=self.ranks,
+        )  # fmt: skip
+
+    def context_cell(self, case: Case) -> dict[str, Any]:
+        """MLA layers over whole contexts on every rank, and over contexts that ranks divide: partials sent as
+        they are merged, or by NCCL and merged then.
+        """
+        exchanged = Exchanged(self.group, self.launches, meet_distributed)
+        fused, apart = self.divided(case, exchanged.run, self.group), self.divided(case, exchanged.run)
+        out, again, wanted = (arm.step().clone() for arm in (fused, fused, apart))
+        arms = {
+            "whole_context": self.arm(case, "sharded", exchanged.run, self.group),
+            "divided": fused, "divided_by_nccl": apart,
+        }  # fmt: skip
+        samples = time_arms({name: call_of(arm) for name, arm in arms.items()}, self.group, 1)
+        self.group.require_sound()
+        us = {name: [one / len(self.layers) for one in found] for name, found in samples.items()}
+        return {
+            "cell": "divided_context", "kind": case.kind, "tp": self.tp, "dcp": self.ranks,
+            "rows": case.requests, "context": case.context, "layers": len(self.layers),
+            "is_finite": bool(out.isfinite().all()), "differing_twice": int((out != again).sum()),
+            "relative_difference": float((out.double() - wanted.double()).norm() / wanted.double().norm()),
+            "us": {name: round(statistics.median(found), 2) for name, found in us.items()}, "samples": us,
+        }  # fmt: skip
 
     def _repeats(self, case: Case, layout: Layout) -> dict[str, int]:
         """Values that differ between two equal runs, by the way ranks meet: the kernels' own doing."""
@@ -219,6 +256,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument(
+        "--divided", action="store_true", help="of MLA: contexts that the ranks divide, beside whole ones"
+    )
     parser.add_argument("--tp", type=int, help="of the shards; default: the ranks that are there")
     parser.add_argument("--objects", type=Path, help="compiled kernels (kernel_objects.py)")
     parser.add_argument("--out", type=Path)
@@ -244,7 +284,8 @@ def _measure_all(asked: argparse.Namespace, device: torch.device, lines: list[st
         drawn_s = round(time.perf_counter() - begun, 1)
         for rows in asked.batch:
             try:
-                record = bench.cell(Case(kind, bench.tp, rows, asked.context if kind == "mla" else 0))
+                case = Case(kind, bench.tp, rows, asked.context if kind == "mla" else 0)
+                record = bench.context_cell(case) if asked.divided else bench.cell(case)
             except Exception as error:  # noqa: BLE001 - the next cell still runs; the record tells
                 traceback.print_exc(limit=-4, file=sys.stdout)
                 record = {"cell": "layers", "kind": kind, "rows": rows, "error": str(error)[-300:]}
