@@ -172,7 +172,7 @@ def _path_wanted(request: PlanRequest, base: Cell) -> Iterator[Wanted]:
     bands = tuple(int(band) for band in str(_limits(request)["context_bands"]).split(","))
     played = [tp for tp in envelope.tp if tp > 1 and request.pack.model_of_ranks(tp)]
     if arch == "cpu" and not request.is_full:
-        played = sorted({*played[:1], *played[-1:]})  # a CPU runs the ranks one after the other
+        played = played[:2]  # a CPU runs the ranks one after the other
     for cell in path_cells(envelope, arch, bands, tuple(played)):
         more = (("is_drawn", cell == base),)
         yield Wanted("path", cell.label(), cell, proves, more=more, model=model_of(cell, request.pack))
