@@ -45,6 +45,10 @@ SMALL_JOB, LARGE_JOB = 6, 32
 """Variants a child compiles: importing the compiler takes about as long as compiling one."""
 JOB_TIMEOUT_S = 1800.0
 POLL_S = 0.2
+COUNT_S = 2.0
+"""Between two counts of what is compiled: looking through the folders took a twentieth of a core at each
+poll.
+"""
 _TRIED: set[Path] = set()
 """Entries whose compile this process has begun. Of many kernels that do not compile, the check of each would
 try all of them again.
@@ -214,7 +218,7 @@ def _run(context: StageContext, jobs: list[_Job]) -> Iterator[tuple[_Job, str]]:
     """Run every job, two at a time; gives each as it ends, with how it ended: what is done is kept."""
     todo = list(jobs)
     running: list[tuple[_Job, subprocess.Popen[bytes], float]] = []
-    total, finished, said = sum(len(job.pairs()) for job in jobs), 0, -1
+    total, finished, said, counted = sum(len(job.pairs()) for job in jobs), 0, -1, 0.0
     with (context.logs / "audit-compile.log").open("ab") as log:
         try:
             while todo or running:
@@ -224,10 +228,12 @@ def _run(context: StageContext, jobs: list[_Job]) -> Iterator[tuple[_Job, str]]:
                     command = context.pack.compile_command(job.architectures, job.names, job.folder)
                     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
                     running.append((job, child, time.monotonic() + JOB_TIMEOUT_S))
-                done = finished + sum(_begun(job) for job, _, _ in running)
-                if done != said:
-                    context.progress(f"compiling kernels: {done} of {total}")
-                    said = done
+                if time.monotonic() >= counted + COUNT_S:
+                    counted = time.monotonic()
+                    done = finished + sum(_begun(job) for job, _, _ in running)
+                    if done != said:
+                        context.progress(f"compiling kernels: {done} of {total}")
+                        said = done
                 time.sleep(POLL_S)
                 for entry in list(running):
                     end = _ended(entry[1], entry[2])
