@@ -60,6 +60,8 @@ class Called(NamedTuple):
     """Whether that is a string as it stands."""
     inside: str
     """Name of the function that the call lies in; empty for a module's own line."""
+    is_handed: bool = False
+    """Whether it is handed on, for somebody else to call."""
 
 
 def changes_of(source: Source) -> tuple[Changed, ...]:
@@ -209,7 +211,7 @@ def _handed_on(flow: Flow | None, imported: frozenset[str]) -> Iterator[Called]:
             root = root.value
         if isinstance(root, ast.Name) and root.id in imported and (names := flow.names(expression, scope)):
             last = expression.end_lineno or expression.lineno
-            yield Called(expression.lineno, last, names, "", False, _function_around(scope))
+            yield Called(expression.lineno, last, names, "", False, _function_around(scope), is_handed=True)
 
 
 def _values(flow: Flow) -> Iterator[tuple[ast.expr, Scope]]:

@@ -80,7 +80,8 @@ def _calls_by_another_name(rule: Rule, source: Source) -> Iterator[Called]:
     for call in dict.fromkeys(call for word in wanted.words & by_word.keys() for call in by_word[word]):
         names = [name.removeprefix("builtins.") for name in call.names]
         texts = (call.argument.strip("\"' "), *(f"{name}({call.argument})" for name in names))
-        if any(map(wanted.whole.fullmatch, names)) and not any(_allows(rule, text) for text in texts):
+        expression = wanted.exact if call.is_handed else wanted.whole
+        if any(map(expression.fullmatch, names)) and not any(_allows(rule, text) for text in texts):
             yield call
 
 
@@ -168,6 +169,8 @@ class _Wanted(NamedTuple):
     """Names that a rule's patterns call with whatever arguments."""
 
     whole: re.Pattern[str] | None
+    exact: re.Pattern[str]
+    """The same without what may stand before, for what is handed on: many a type is called `Thread`."""
     words: frozenset[str]
     """One word of each that its calls must have: the last, or the one before a last that is open."""
 
@@ -184,14 +187,15 @@ def _by_word(calls: tuple[Called, ...]) -> dict[str, list[Called]]:
 @lru_cache(maxsize=512)
 def _full_names(rule: Rule) -> _Wanted:
     found = [whole[1] for p in rule.patterns if (whole := WHOLE_CALL.fullmatch(p)) is not None]
+    exact = [re.sub(r"\\\$[A-Z]+", r"\\w+", re.escape(name)) for name in found]
     forms = "|".join(
-        (r"(?:[\w.]+\.)?" if "." in name or name[0].isupper() else "")
-        + re.sub(r"\\\$[A-Z]+", r"\\w+", re.escape(name))
-        for name in found
+        (r"(?:[\w.]+\.)?" if "." in name or name[0].isupper() else "") + form
+        for name, form in zip(found, exact, strict=True)
     )
     words = (name.split(".") for name in found)
     return _Wanted(
         re.compile(forms) if forms else None,
+        re.compile("|".join(exact)),
         frozenset(w[-2] if w[-1].startswith("$") and len(w) > 1 else w[-1] for w in words),
     )
 
