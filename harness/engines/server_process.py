@@ -33,13 +33,14 @@ MARK = "FASTTRACK_SERVER_RUN"
 _CAUSES: tuple[tuple[str, str], ...] = (
     (
         r"out of memory|OutOfMemory|Cannot allocate memory|bad_alloc|No available memory for the cache|"
-        r"less than desired GPU memory|KV cache is needed, which is larger",
+        r"less than desired GPU memory|KV cache is needed, which is larger|less than requested memory for kv",
         "it ran out of memory: serve a shorter context or fewer sequences, or leave it more memory",
     ),
     (r"Address already in use|Errno 98", "its port is in use: leave `port` at 0, or end what listens there"),
     (
         r"Repo(sitory)?.?Not.?Found|is not a local folder|does not exist|No such file.*config\.json|"
-        r"Invalid repository ID|Can't load the configuration|OfflineModeIsEnabled|couldn't connect to .*hugg",
+        r"Invalid repository ID|Repo id must be in the form|Can't load the configuration|"
+        r"OfflineModeIsEnabled|couldn't connect to .*hugg|cannot find the requested files in the",
         "it does not find the model: name an existing folder, or a hub id that can be reached from here",
     ),
     (r"unrecognized arguments|invalid choice|error: argument", "it does not know one of its arguments"),
@@ -103,9 +104,11 @@ class ServerProcess:
             if self.exit_code() is not None:
                 raise ServiceError(f"the server ended before it was ready: {self.why_it_ended()}")
             if time.monotonic() - begun > limit_s:
+                cause = _cause_of(self.log.read_text("utf-8", "replace"))
+                told = f"it says why: {cause}" if cause else "see what it waits for"
                 raise ServiceError(
                     f"the server was not ready within {limit_s:.0f} s and was ended; give it longer with "
-                    f"`start_limit_s`, or see what it waits for. Its last words:\n{self.last_words()}"
+                    f"`start_limit_s`, or {told}. Its last words:\n{self.last_words()}"
                 )
             time.sleep(POLL_S)
         if self.exit_code() is not None:
@@ -161,12 +164,16 @@ class ServerProcess:
 def why_it_ended(code: int, log: str) -> str:
     """What an ended server's exit code and log amount to."""
     ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    causes = [words for pattern, words in _CAUSES if re.search(pattern, log, re.IGNORECASE)]
-    if not causes and code == -signal.SIGKILL:
-        causes = [_KILLED]
+    cause = _cause_of(log) or (_KILLED if code == -signal.SIGKILL else "")
     lines = [line for line in log.splitlines() if line.strip()][-LAST_LINES:]
-    cause = f"; {causes[0]}" if causes else ""
+    cause = f"; {cause}" if cause else ""
     return f"{ended}{cause}. Its last words:\n" + ("\n".join(lines) or "none")
+
+
+def _cause_of(log: str) -> str:
+    """What a log amounts to; empty where it names nothing that is known."""
+    causes = (words for pattern, words in _CAUSES if re.search(pattern, log, re.IGNORECASE))
+    return next(causes, "")
 
 
 def _marked(mark: str) -> tuple[int, ...]:

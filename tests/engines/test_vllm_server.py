@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from harness.domain.errors import InputError, ServiceError
 from harness.engines.served import ServedArm, ServerSettings, load_settings
-from harness.engines.server_process import ServerProcess, free_port
+from harness.engines.server_process import ServerProcess, free_port, why_it_ended
 from harness.engines.serving import Ask, Message, Reply, StepTotal
 from harness.engines.vllm_server import ServerArm, VllmServer
 from harness.measure.goodness import Draw
@@ -102,6 +102,13 @@ def test_a_server_that_never_gets_ready_is_ended_at_the_deadline(tmp_path: Path)
     assert "not ready within 1 s" in lost(tmp_path, "never", start_limit_s=1).detail
 
 
+def test_a_server_that_hangs_after_it_said_why_is_told_with_the_cause(tmp_path: Path) -> None:
+    script = "import time; print('RuntimeError: CUDA out of memory', flush=True); time.sleep(60)"
+    server = ServerProcess((sys.executable, "-c", script), {}, tmp_path / "log", free_port())
+    with server, pytest.raises(ServiceError, match="it says why: it ran out of memory"):
+        server.wait_until(lambda: False, 1.0)
+
+
 @pytest.mark.parametrize(
     ("way", "words"),
     [
@@ -116,6 +123,23 @@ def test_a_server_that_never_gets_ready_is_ended_at_the_deadline(tmp_path: Path)
 )
 def test_an_optimised_arm_that_does_not_come_up_says_why(tmp_path: Path, way: str, words: str) -> None:
     assert words in lost(tmp_path, way).detail
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        (
+            "HFValidationError: Repo id must be in the form 'repo_name': '/no/such/model'.",
+            "not find the model",
+        ),
+        ("LocalEntryNotFoundError: cannot find the requested files in the local cache", "not find the model"),
+        ("RuntimeError: Failed to infer device type", "cannot run on this machine"),
+        ("ValueError: No available memory for the cache blocks", "ran out of memory"),
+        ("Available memory on kv cache allocation is less than requested memory for kv", "ran out of memory"),
+    ],
+)
+def test_what_real_servers_wrote_last_names_its_cause(line: str, cause: str) -> None:
+    assert cause in why_it_ended(1, f"Traceback (most recent call last):\n{line}").split("Its last words")[0]
 
 
 def test_a_stock_arm_that_does_not_come_up_is_an_error_of_the_service(tmp_path: Path) -> None:
