@@ -4,18 +4,33 @@ Invariant: the origins of an expression hold every imported thing, and every sha
 in, which the expression may denote as far as assignments, loops, patterns, containers, comprehensions,
 attributes of `self`, and calls of the file's own functions carry it. Nothing of the file is run. Calls of
 other code give something new, but for those that hand on what they hold (`getattr`, `vars`, `next` and the
-like) and getters.
+like) and getters. Longer than other modules: what a name, a call, an attribute and a class stand for is
+asked of each other, so the answers are one class.
 """
 
 import ast
 import builtins
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from harness.stages.isolation.names import HOLDS_STATEMENTS, absolute_name, package_of, reached_name
+from harness.stages.isolation.names import HOLDS_STATEMENTS, absolute_name, package_of
+from harness.stages.isolation.scopes import (
+    NONE,
+    SELF,
+    Binding,
+    InstanceOf,
+    Origin,
+    Origins,
+    Scope,
+    annotated,
+    is_own_class,
+    is_self,
+    put_in,
+    taken_out,
+    with_reached,
+)
 from harness.stages.isolation.source import Source
 
 __all__ = ["Flow", "Origin", "Scope", "flow_of"]
@@ -52,52 +67,6 @@ ABOVE: Final = ("__mro__", "__bases__", "__base__", "__class__", "__func__", "__
 ANCESTORS: Final = ("__mro__", "__bases__", "__base__")
 """Those of them that lead from a class of the file's own to shared ones."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-
-
-class Origin(NamedTuple):
-    """Where a value comes from."""
-
-    kind: str
-    """`import`: the dotted name of what was imported; `instance`: of the class that an annotation names, or
-    of the getter that gave it; `handed`: the name under which it was handed in.
-    """
-    dotted: str
-    held: int = 0
-    """Containers of the file's own around it."""
-
-    def part(self, name: str) -> "Origin":
-        """An attribute of it."""
-        return Origin(self.kind, f"{self.dotted}.{name}", self.held)
-
-
-Origins = frozenset[Origin]
-NONE: Final[Origins] = frozenset()
-
-
-@dataclass(eq=False)
-class Scope:
-    """One function, class, comprehension or module with what it binds."""
-
-    node: ast.AST
-    above: "Scope | None"
-    bindings: dict[str, list["Binding"]] = field(default_factory=dict)
-    globals: set[str] = field(default_factory=set)
-
-    def bind(self, name: str, binding: "Binding") -> None:
-        """One more thing that the name may stand for."""
-        self.bindings.setdefault(name, []).append(binding)
-
-
-@dataclass(eq=False, frozen=True)
-class Binding:
-    """One way in which a name gets its value."""
-
-    value: ast.expr | None
-    scope: Scope | None
-    origins: Origins = NONE
-    definition: ast.AST | None = None
-    parts: int = 0
-    """How often a part of the value is taken: 1 for an element of what is looped over or unpacked."""
 
 
 class Flow:
@@ -170,7 +139,7 @@ class Flow:
     def _evaluate(self, node: ast.expr, scope: Scope, depth: int) -> Origins:
         if isinstance(node, ast.Name):
             return self._look_up(node.id, scope, depth)
-        if isinstance(node, _Instance):
+        if isinstance(node, InstanceOf):
             return frozenset(Origin("instance", o.dotted) for o in self.origins(node.of, scope, depth))
         if isinstance(node, ast.Attribute):
             return self._attribute(node, scope, depth)
@@ -181,14 +150,14 @@ class Flow:
         if isinstance(node, ast.Lambda):
             return NONE
         if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp):
-            return _put_in(self.origins(node.elt, self.scopes[node], depth))
+            return put_in(self.origins(node.elt, self.scopes[node], depth))
         if isinstance(node, ast.DictComp):
-            return _put_in(self.origins(node.value, self.scopes[node], depth))
+            return put_in(self.origins(node.value, self.scopes[node], depth))
         parts = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
         if isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict):
-            return _put_in(frozenset(o for part in parts for o in self.origins(part, scope, depth)))
+            return put_in(frozenset(o for part in parts for o in self.origins(part, scope, depth)))
         if isinstance(node, ast.Starred):
-            return _taken_out(self.origins(node.value, scope, depth))
+            return taken_out(self.origins(node.value, scope, depth))
         if isinstance(node, ast.IfExp | ast.BoolOp | ast.NamedExpr | ast.Await):
             return frozenset(o for part in parts for o in self.origins(part, scope, depth))
         if isinstance(node, ast.Yield):
@@ -207,14 +176,14 @@ class Flow:
     def _bound(self, binding: Binding, depth: int) -> Origins:
         given = self.origins(binding.value, binding.scope or self.module, depth)
         for _ in range(binding.parts):
-            given = _taken_out(given)
+            given = taken_out(given)
         return binding.origins | given
 
     def definitions(self, node: ast.expr, scope: Scope) -> Iterator[ast.AST]:
         """Functions and classes of this file that a name may stand for."""
         if isinstance(node, ast.Lambda):
             yield node
-        if isinstance(node, ast.Attribute) and _is_self(node.value):
+        if isinstance(node, ast.Attribute) and is_self(node.value):
             own = self._class_above(scope)
             yield from (
                 b.definition for b in (own.bindings.get(node.attr, []) if own else ()) if b.definition
@@ -232,13 +201,13 @@ class Flow:
             place = place.above
 
     def _attribute(self, node: ast.Attribute, scope: Scope, depth: int) -> Origins:
-        if node.attr in ANCESTORS and _is_own_class(node.value):
+        if node.attr in ANCESTORS and is_own_class(node.value):
             found = frozenset(
                 o for c, s in self._family(scope) for b in c.bases for o in self.origins(b, s, depth)
             )
             if found:
                 return found
-        if _is_self(node.value) and not self._is_given(node.value, scope):
+        if is_self(node.value) and not self._is_given(node.value, scope):
             own = self._class_above(scope)
             key = f"self.{node.attr}"
             if own is not None and key in own.bindings:
@@ -252,7 +221,7 @@ class Flow:
                 b for d in self.definitions(node.value, scope) if isinstance(d, ast.ClassDef) for b in d.bases
             )
             return held | frozenset(o for base in bases for o in self.origins(base, scope, depth))
-        return _with_reached(origin.part(node.attr) for origin in held)
+        return with_reached(origin.part(node.attr) for origin in held)
 
     def _family(self, scope: Scope) -> Iterator[tuple[ast.ClassDef, Scope]]:
         """The class around a scope, and those of the file that are made from it."""
@@ -321,8 +290,8 @@ class Flow:
             if "sys.modules" in self.names(node.value, scope):
                 return frozenset((Origin("import", key),))
             if (of := self._whose_names(node.value, scope)) is not None:
-                return _with_reached(o.part(key) for o in self.origins(of, scope, depth))
-        return _taken_out(self.origins(node.value, scope, depth))
+                return with_reached(o.part(key) for o in self.origins(of, scope, depth))
+        return taken_out(self.origins(node.value, scope, depth))
 
     def _whose_names(self, node: ast.expr, scope: Scope) -> ast.expr | None:
         """`x` where a node is `vars(x)` or `x.__dict__`."""
@@ -338,11 +307,11 @@ class Flow:
         if called & set(IMPORTERS) and text is not None:
             return frozenset((Origin("import", text.replace(":", ".")),))
         if "vars" in called and first is not None:
-            return _with_reached(o.part("__dict__") for o in self.origins(first, scope, depth))
+            return with_reached(o.part("__dict__") for o in self.origins(first, scope, depth))
         if "getattr" in called or "inspect.getattr_static" in called:
             name = node.args[1] if len(node.args) > 1 else None
             part = name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else "*"
-            return _with_reached(o.part(part) for o in self.origins(first, scope, depth))
+            return with_reached(o.part(part) for o in self.origins(first, scope, depth))
         if called & {"cast", "typing.cast"} and len(node.args) == 2:
             return self.origins(node.args[1], scope, depth)
         if called & HANDS_ON:
@@ -350,7 +319,7 @@ class Flow:
             found = frozenset(o for one in given for o in self.origins(one, scope, depth))
             if called & COPIES:
                 return frozenset(o._replace(held=max(1, o.held)) for o in found)
-            return _taken_out(found) if "next" in called else found
+            return taken_out(found) if "next" in called else found
         if isinstance(node.func, ast.Attribute) and node.func.attr in (
             "get",
             "values",
@@ -360,7 +329,7 @@ class Flow:
             "__subclasses__",
             "mro",
         ):
-            return _taken_out(self.origins(node.func.value, scope, depth))
+            return taken_out(self.origins(node.func.value, scope, depth))
         if isinstance(node.func, ast.Attribute) and node.func.attr in VIEWS:
             held = self.origins(node.func.value, scope, depth)
             return frozenset(o for o in held if o.kind != "import")
@@ -390,7 +359,7 @@ class Flow:
             if inner is None or not isinstance(definition, _Function):
                 continue
             names = [a.arg for a in (*definition.args.posonlyargs, *definition.args.args)]
-            if isinstance(call.func, ast.Attribute) and names and names[0] in _SELF:
+            if isinstance(call.func, ast.Attribute) and names and names[0] in SELF:
                 names = names[1:]
             for name, value in zip(names, call.args, strict=False):
                 inner.bind(name, Binding(value, scope))
@@ -478,7 +447,7 @@ class Flow:
             module = absolute_name("." * node.level + (node.module or ""), self._package)
             module = SAME_MODULE.get(module, module)
             for name in node.names:
-                whole = _with_reached((Origin("import", f"{module}.{name.name}"),))
+                whole = with_reached((Origin("import", f"{module}.{name.name}"),))
                 scope.bind(name.asname or name.name, Binding(None, None, whole))
         elif isinstance(node, ast.Global):
             scope.globals.update(node.names)
@@ -515,7 +484,7 @@ class Flow:
                     self._bind_target(inner, own[place], scope)
                 else:
                     self._bind_target(inner, value, scope, parts=parts + 1)
-        elif isinstance(target, ast.Attribute) and _is_self(target.value):
+        elif isinstance(target, ast.Attribute) and is_self(target.value):
             own_class = self._class_above(scope)
             if own_class is not None:
                 own_class.bind(f"self.{target.attr}", binding)
@@ -528,22 +497,13 @@ class Flow:
         )
         values = [*defaults, *args.kw_defaults]
         for parameter, default in zip(listed, values, strict=True):
-            if parameter.arg in _SELF:
+            if parameter.arg in SELF:
                 continue
             inner.bind(parameter.arg, Binding(default, outer, frozenset((Origin("handed", parameter.arg),))))
-            for name in _annotated(parameter.annotation):
-                inner.bind(parameter.arg, Binding(_Instance(name), outer))
+            for name in annotated(parameter.annotation):
+                inner.bind(parameter.arg, Binding(InstanceOf(name), outer))
 
 
-class _Instance(ast.expr):
-    """An expression for an instance of the class that `of` names."""
-
-    def __init__(self, of: ast.expr) -> None:
-        super().__init__()
-        self.of = of
-
-
-_SELF: Final = ("self", "cls")
 _LEAVES: Final = (
     ast.Name, ast.Constant, ast.expr_context, ast.operator, ast.cmpop, ast.boolop, ast.unaryop,
 )  # fmt: skip
@@ -581,22 +541,6 @@ def _flow_of(source: Source) -> Flow | None:
     return Flow(tree, package_of(source.path), has_globals=_GLOBAL.search(source.after or "") is not None)
 
 
-def _annotated(node: ast.expr | None) -> Iterator[ast.expr]:
-    """Names in an annotation: `A`, `a.B`, `"A"`, `A | None`, `Optional[A]`, `type[A]`."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 200:
-        try:
-            yield from _annotated(ast.parse(node.value, mode="eval").body)
-        except (SyntaxError, ValueError):
-            return
-    elif isinstance(node, ast.Name | ast.Attribute):
-        yield node
-    elif isinstance(node, ast.BinOp):
-        yield from _annotated(node.left)
-        yield from _annotated(node.right)
-    elif isinstance(node, ast.Subscript):
-        yield from _annotated(node.slice)
-
-
 def _inner(node: ast.AST) -> Iterator[ast.AST]:
     """What lies in a node and may bind or call something; names and constants do neither."""
     for name in node._fields:
@@ -607,24 +551,6 @@ def _inner(node: ast.AST) -> Iterator[ast.AST]:
             yield value
 
 
-def _is_self(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id in _SELF
-
-
-def _is_own_class(node: ast.expr) -> bool:
-    """`cls`, `self`, `self.__class__` or `type(self)`."""
-    if isinstance(node, ast.Attribute) and node.attr == "__class__":
-        return _is_self(node.value)
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "type"
-        and node.args
-    ):
-        return _is_self(node.args[0])
-    return _is_self(node)
-
-
 def _home(scope: Scope, value: ast.expr | None) -> Scope:
     """Where a name is bound: an assignment expression in a comprehension binds around it."""
     home = scope
@@ -633,18 +559,3 @@ def _home(scope: Scope, value: ast.expr | None) -> Scope:
     ):
         home = home.above
     return home
-
-
-def _with_reached(found: Iterable[Origin]) -> Origins:
-    """Origins, and beside each that passes through another module the module that it leads to."""
-    given = tuple(found)
-    named = [(o, reached_name(o.dotted)) for o in given if o.kind == "import"]
-    return frozenset((*given, *(o._replace(dotted=name) for o, name in named if name is not None)))
-
-
-def _put_in(found: Origins) -> Origins:
-    return frozenset(origin._replace(held=origin.held + 1) for origin in found)
-
-
-def _taken_out(found: Origins) -> Origins:
-    return frozenset(origin._replace(held=max(0, origin.held - 1)) for origin in found)
