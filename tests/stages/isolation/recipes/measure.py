@@ -33,6 +33,7 @@ SETS: Final = {
     "second": "held_out_second.yaml",
     "third": "held_out_third.yaml",
     "fourth": "held_out_fourth.yaml",
+    "fifth": "held_out_fifth.yaml",
 }
 OPEN_LABELS: Final = ("open", "dependency", "other_model")
 CLAIM: Final = Claim(
