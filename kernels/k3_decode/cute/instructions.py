@@ -19,6 +19,7 @@ from cutlass._mlir.dialects import llvm
 __all__ = [
     "Words",
     "add_launch",
+    "advanced",
     "asm",
     "at_most",
     "bulk_load",
@@ -96,6 +97,13 @@ def asm(
 def byte_address(tensor: Any) -> Int64:
     """Device address of a tensor's first element."""
     return tensor.iterator.toint()
+
+
+def advanced(address: Int64, count: int) -> Int64:
+    """An address `count` bytes on, in a form that the compiler does not take for a base and an index: of a
+    loop's many addresses it would keep both in registers.
+    """
+    return asm(f"add.s64 $0, $1, {count};", "=l,l", [address], [Int64], is_pure=True)
 
 
 def load_weight(address: Int64) -> Words:

@@ -75,10 +75,10 @@ def multiply(
     else:
         stream = row_stream.Stream(plan, place, segments, x, norm_weight, chain)
         if cutlass.const_expr(stream.turns > 0):
-            words, values = row_stream.keep(stream)
-            for number in cutlass.range(stream.turns, unroll=1):
-                row_stream.turn(stream, number, words, values)
-            row_stream.resume(stream, words, values)
+            kept = row_stream.keep(stream)
+            for _ in cutlass.range(stream.turns, unroll=1):
+                row_stream.turn(stream, kept)
+            row_stream.resume(stream, kept)
         stream.run(stream.turns * stream.period, plan.steps)
         sums, totals = stream.finished()
         _let_next_start(plan)

@@ -33,6 +33,8 @@ from k3_decode.cute.row_plan import CARVEOUT, STEP, Place, Plan, Segments, row_a
 
 __all__ = ["CARVEOUT", "Stream", "Sums", "keep", "resume", "turn"]
 
+LOOPED_IN_RUNS = 32
+"""Most tokens of a loop whose runs of steps are added up apart: of 64 it would spill 192 bytes."""
 TOKENS_AHEAD = 2
 """Steps of activations in flight: they come from L2, so one step of weights covers their latency."""
 
@@ -70,10 +72,12 @@ class Stream:
         """
         self.plan, self.chain = plan, chain
         self.period = math.lcm(plan.depth, TOKENS_AHEAD, chain or 1)
-        self.turns = (
-            max(0, plan.steps - 1 - max(plan.depth, TOKENS_AHEAD)) // self.period if plan.is_rolled else 0
-        )
+        can_loop = plan.is_rolled and (chain is None or plan.tokens <= LOOPED_IN_RUNS)
+        room = plan.steps - 1 - max(plan.depth, TOKENS_AHEAD)
+        self.turns = max(0, room) // self.period if can_loop else 0
         """Turns of `period` steps that a loop makes; it asks for no step beyond the last but one."""
+        self.passed = 0
+        """Steps that lie behind the addresses."""
         self.sums, self.squares = _zero_sums(plan), [Float32(0.0)] * plan.halves
         self.totals = _zero_sums(plan) if chain is not None and self.turns else None
         self.rows = _open_rows(plan, place, segments)
@@ -81,7 +85,7 @@ class Stream:
         self.norm_at = None if norm_weight is None else ins.byte_address(norm_weight) + first
         if not plan.is_late:
             cute.arch.griddepcontrol_launch_dependents()
-        self.ring = [_fetch(plan, self.rows, step) for step in range(min(plan.depth, plan.steps))]
+        self.ring = [_fetch(plan, self.rows, step, 0) for step in range(min(plan.depth, plan.steps))]
         cute.arch.griddepcontrol_wait()
         self.tokens = _Tokens(plan, place, self.rows, x)
 
@@ -90,32 +94,35 @@ class Stream:
         for step in range(first, last):
             self._step(step)
 
-    def moved(self, offset: Int64) -> "Stream":
-        """The same, reading so many bytes further on."""
-        other = copy.copy(self)
-        other.rows = self.rows._replace(addresses=[a + offset for a in self.rows.addresses])
-        other.norm_at = None if self.norm_at is None else self.norm_at + offset
-        other.tokens = copy.copy(self.tokens)
-        other.tokens.rows = other.rows
-        other.tokens.addresses = [a + offset for a in self.tokens.addresses]
-        return other
+    def addresses(self) -> list[Int64]:
+        """Where it reads: the weights' rows, the tokens, and the norm's weight where there is one."""
+        norm = [] if self.norm_at is None else [self.norm_at]
+        return [*self.rows.addresses, *self.tokens.addresses, *norm]
 
     def words(self) -> list[Int32]:
         """Everything in flight."""
         return [word for ahead in (self.ring, self.tokens.near) for step in ahead for w in step for word in w]
 
     def values(self) -> list[Float32]:
-        """Everything summed so far."""
-        parts = (self.sums, self.totals or [])
-        return [v for part in parts for row in part for tile in row for v in tile] + self.squares
+        """Everything summed so far; a turn ends with its sums added up, where they are not chained."""
+        sums = self.sums if self.totals is None else self.totals
+        return [v for row in sums for tile in row for v in tile] + self.squares
 
-    def take(self, words: Iterator[Int32], values: Iterator[Float32]) -> None:
-        """Go on from what `words` and `values` gave."""
+    def take(
+        self, words: Iterator[Int32], values: Iterator[Float32], addresses: Iterator[Int64], passed: int
+    ) -> None:
+        """Go on from what is kept; `addresses` lie `passed` steps further on than at the beginning."""
+        self.passed = self.tokens.passed = passed
+        self.rows = self.tokens.rows = self.rows._replace(
+            addresses=[next(addresses) for _ in self.rows.addresses]
+        )
+        self.tokens.addresses = [next(addresses) for _ in self.tokens.addresses]
+        self.norm_at = None if self.norm_at is None else next(addresses)
         plan, near = self.plan, len(self.tokens.near)
         self.ring = [[_next4(words) for _ in range(plan.row_tiles)] for _ in range(plan.depth)]
         self.tokens.near = [[_next4(words) for _ in range(plan.halves)] for _ in range(near)]
-        self.sums = [[_next4(values) for _ in row] for row in self.sums]
-        self.totals = None if self.totals is None else [[_next4(values) for _ in row] for row in self.totals]
+        sums = [[_next4(values) for _ in row] for row in self.sums]
+        self.sums, self.totals = (sums, None) if self.totals is None else (_zero_sums(plan), sums)
         self.squares = [next(values) for _ in self.squares]
 
     def finished(self) -> tuple[Sums, list[Float32]]:
@@ -131,43 +138,68 @@ class Stream:
             back = Int64(0)
             if not plan.is_even and step == plan.steps - 1:
                 back = Int64(self.rows.is_short) * (STEP * 2)
-            norms = _floats_of(ins.load_weight(self.norm_at + step * (STEP * 2) - back))
+            ahead = (step - self.passed) * (STEP * 2)
+            norms = _floats_of(ins.load_weight(self.norm_at + ahead - back))
             pairs = zip(tokens, self.squares, strict=True)
             scaled = [_scale_tokens(words, norms, square) for words, square in pairs]
             tokens, self.squares = [words for words, _ in scaled], [square for _, square in scaled]
-        if self.chain is not None and (step or self.turns) and step % self.chain == 0:
+        is_first = step in (0, self.turns * self.period)
+        if self.chain is not None and not is_first and step % self.chain == 0:
             self.totals, self.sums = _add_sums(self.totals, self.sums), _zero_sums(plan)
         _multiply(plan, self.sums, self.ring[step % plan.depth], tokens)
         if step + plan.depth < plan.steps:
-            self.ring[step % plan.depth] = _fetch(plan, self.rows, step + plan.depth)
+            self.ring[step % plan.depth] = _fetch(plan, self.rows, step + plan.depth, self.passed)
 
 
-def keep(stream: Stream) -> tuple[cute.Tensor, cute.Tensor]:
-    """Registers that hold a stream from one turn of a loop to the next."""
-    words, values = stream.words(), stream.values()
-    kept = cute.make_rmem_tensor((len(words),), Int32), cute.make_rmem_tensor((len(values),), Float32)
-    _write(stream, *kept)
-    return kept
+Kept = tuple[cute.Tensor, cute.Tensor, cute.Tensor]
+"""Registers that hold a stream from one turn of a loop to the next: words, values and addresses."""
 
 
-def turn(stream: Stream, number: Int32, words: cute.Tensor, values: cute.Tensor) -> None:
+def keep(stream: Stream) -> Kept:
+    """A stream's state in registers of a loop. The addresses move with it, so that no turn adds to them what
+    registers would hold beside them.
+    """
+    counts = len(stream.words()), len(stream.values()), len(stream.addresses())
+    kinds = (Int32, Float32, Int64)
+    words, values, places = (cute.make_rmem_tensor((n,), kind) for n, kind in zip(counts, kinds, strict=True))
+    _write(stream, (words, values, places))
+    return words, values, places
+
+
+def turn(stream: Stream, kept: Kept) -> None:
     """One turn of a rolled plan's loop, over what is kept."""
-    moved = stream.moved(Int64(number) * (stream.period * STEP * 2))
-    moved.take(_elements(words, len(stream.words())), _elements(values, len(stream.values())))
-    moved.run(0, stream.period)
-    _write(moved, words, values)
+    moving = copy.copy(stream)
+    moving.tokens = copy.copy(stream.tokens)
+    _read(moving, kept, 0)
+    moving.run(0, stream.period)
+    if moving.totals is not None:
+        moving.totals = _add_sums(moving.totals, moving.sums)
+    _write(moving, kept, stream.period * STEP * 2)
 
 
-def resume(stream: Stream, words: cute.Tensor, values: cute.Tensor) -> None:
+def resume(stream: Stream, kept: Kept) -> None:
     """Behind the loop: the stream goes on from what is kept."""
-    stream.take(_elements(words, len(stream.words())), _elements(values, len(stream.values())))
+    _read(stream, kept, stream.turns * stream.period)
 
 
-def _write(stream: Stream, words: cute.Tensor, values: cute.Tensor) -> None:
+def _read(stream: Stream, kept: Kept, passed: int) -> None:
+    words, values, places = kept
+    stream.take(
+        _elements(words, len(stream.words())),
+        _elements(values, len(stream.values())),
+        _elements(places, len(stream.addresses())),
+        passed,
+    )
+
+
+def _write(stream: Stream, kept: Kept, passed_bytes: int = 0) -> None:
+    words, values, places = kept
     for i, word in enumerate(stream.words()):
         words[i] = word
     for i, value in enumerate(stream.values()):
         values[i] = value
+    for i, address in enumerate(stream.addresses()):
+        places[i] = ins.advanced(address, passed_bytes) if passed_bytes else address
 
 
 def _elements(kept: cute.Tensor, count: int) -> Iterator[Any]:
@@ -190,9 +222,9 @@ def _open_rows(plan: Plan, place: Place, segments: Segments) -> _Rows:
     return _Rows([address + offset for address in row_addresses(plan, rows, segments)], first, is_short)
 
 
-def _fetch(plan: Plan, rows: _Rows, step: int) -> list[ins.Words]:
-    """Issue the loads of one step of weights."""
-    offset = step * (STEP * 2)
+def _fetch(plan: Plan, rows: _Rows, step: int, passed: int) -> list[ins.Words]:
+    """Issue the loads of one step of weights, by addresses that lie `passed` steps further on."""
+    offset = (step - passed) * (STEP * 2)
     if plan.is_even or step < plan.steps - 1:
         return [ins.load_weight(address + offset) for address in rows.addresses]
     back = Int64(rows.is_short) * (STEP * 2)
@@ -209,7 +241,7 @@ class _Tokens:
     """Activations that each warp reads from L2 into registers, `TOKENS_AHEAD` steps ahead of their use."""
 
     def __init__(self, plan: Plan, place: Place, rows: _Rows, x: cute.Tensor) -> None:
-        self.plan, self.rows = plan, rows
+        self.plan, self.rows, self.passed = plan, rows, 0
         offset = ins.byte_address(x) + Int64(rows.first_step) * (STEP * 2) + Int64(place.quad) * 16
         last = x.shape[0] - 1
         tokens = [ins.at_most(place.group + half * 8, last) for half in range(plan.halves)]
@@ -224,7 +256,7 @@ class _Tokens:
         return words
 
     def _fetch(self, step: int) -> list[ins.Words]:
-        offset = step * (STEP * 2)
+        offset = (step - self.passed) * (STEP * 2)
         if self.plan.is_even or step < self.plan.steps - 1:
             return [ins.load_activation(address + offset) for address in self.addresses]
         back = Int64(self.rows.is_short) * (STEP * 2)

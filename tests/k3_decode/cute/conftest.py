@@ -223,6 +223,7 @@ def _instructions(machine: NumpyMachine) -> SimpleNamespace:
 
     return SimpleNamespace(
         Words=tuple,
+        advanced=lambda address, count: address + count,
         byte_address=lambda tensor: np.int64(tensor.base),
         at_most=lambda value, bound: np.minimum(value, bound),
         choose_address=lambda sign, negative, other: np.where(np.asarray(sign) < 0, negative, other),

@@ -12,9 +12,9 @@ def streamed(
     """Sums of products, and sums of squares of x."""
     stream = row_stream.Stream(plan, place, segments, x, norm_weight, chain)
     if stream.turns:
-        words, values = row_stream.keep(stream)
-        for number in range(stream.turns):
-            row_stream.turn(stream, number, words, values)
-        row_stream.resume(stream, words, values)
+        kept = row_stream.keep(stream)
+        for _ in range(stream.turns):
+            row_stream.turn(stream, kept)
+        row_stream.resume(stream, kept)
     stream.run(stream.turns * stream.period, plan.steps)
     return stream.finished()
