@@ -37,7 +37,8 @@ __all__ = [
 PROBE = "The quick brown fox: 0123456789, \u00e9\u4e2d\U0001f600."
 """Text whose tokens tell tokenizers apart."""
 POLL_S = 0.05
-DEATH_S = 1.0
+DEATH_S = 20.0
+"""A server whose engine died goes down in its own time: until then, or until it says that it is well."""
 DETAIL = 1000
 """Characters of a failure that a reply carries."""
 Fact = tuple[str, str]
@@ -288,11 +289,12 @@ class ServerArm:
         return self._client
 
     def _has_died(self, replies: Sequence[Reply]) -> bool:
-        """A connection may break a moment before the process is seen to be gone."""
-        if self._process is None or all(reply.finish != "transport" for reply in replies):
+        """A connection may break long before the process is seen to be gone."""
+        client = self._client
+        if self._process is None or client is None or all(reply.finish != "transport" for reply in replies):
             return False
         limit = time.monotonic() + DEATH_S
-        while self._process.exit_code() is None and time.monotonic() < limit:
+        while self._process.exit_code() is None and time.monotonic() < limit and not _is_healthy(client):
             time.sleep(POLL_S)
         return self._process.exit_code() is not None
 
