@@ -28,6 +28,7 @@ GROWING_METHODS: Final = (
 
 IN_PLACE: Final = re.compile(r"[a-z]\w*[a-z0-9]_")
 """Methods by which a tensor is written, such as `fill_`."""
+MANY_IN_PLACE: Final = re.compile(r"torch\._foreach_\w+_")
 ASKING: Final = ("isinstance", "issubclass", "cast", "typing.cast", "hasattr")
 """Calls that only look at what they are given."""
 _NAMED: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -96,9 +97,20 @@ def _writes(flow: Flow | None) -> Iterator[Changed]:
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Attribute) and IN_PLACE.fullmatch(node.func.attr):
                 yield from _changed(flow, node, node.func, node.func.value, scope)
+            for buffer in _written_by(flow, node, scope):
+                yield from _changed(flow, node, buffer, buffer, scope)
             for keyword in node.keywords:
                 if keyword.arg == "out":
                     yield from _changed(flow, node, keyword.value, keyword.value, scope)
+
+
+def _written_by(flow: Flow, node: ast.Call, scope: Scope) -> list[ast.expr]:
+    """Buffers that a function writes which is no method of theirs."""
+    names = flow.names(node.func, scope) if node.args else frozenset[str]()
+    if "numpy.copyto" in names:
+        return [node.args[0]]
+    first = node.args[0] if any(map(MANY_IN_PLACE.fullmatch, names)) else None
+    return first.elts if isinstance(first, ast.List | ast.Tuple) else []
 
 
 def _changes(flow: Flow | None) -> Iterator[Changed]:

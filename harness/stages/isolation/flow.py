@@ -44,7 +44,8 @@ HANDS_ON: Final = frozenset(
     ("type", "super", "next", "iter", "list", "tuple", "set", "dict", "sorted", "reversed", "zip",
      "enumerate", "filter", "map", "max", "min", "weakref.ref", "weakref.proxy",
      "inspect.unwrap", "gc.get_referents", "functools.partial", "partial", "functools.reduce", "reduce",
-     "frozenset")
+     "frozenset", "collections.deque", "itertools.chain", "itertools.cycle", "itertools.repeat",
+     "itertools.islice", "contextvars.ContextVar", "types.new_class")
 )  # fmt: skip
 """Calls that give what they are given, or a part of it."""
 COPIES: Final = frozenset(("list", "tuple", "set", "dict", "sorted", "frozenset"))
@@ -214,7 +215,7 @@ class Flow:
                 return frozenset(o for b in own.bindings[key] for o in self._bound(b, depth))
             return frozenset((Origin("handed", node.attr),)) if own is not None else NONE
         held = self.origins(node.value, scope, depth)
-        if not held and (given := self._field(node, scope, depth)):
+        if not held and (given := self._field(node, scope, depth) | self._member(node, scope, depth)):
             return given
         if node.attr in ABOVE:
             bases = (
@@ -265,6 +266,17 @@ class Flow:
         names = [a.arg for a in (*args.posonlyargs, *args.args)] if args is not None else []
         if inner is not None and place < len(names):
             inner.bind(names[place], binding)
+
+    def _member(self, node: ast.Attribute, scope: Scope, depth: int) -> Origins:
+        """What the body of a class of the file's own gives a name, asked of the class or an object of it."""
+        made = node.value.func if isinstance(node.value, ast.Call) else node.value
+        bindings = (
+            binding
+            for definition in self.definitions(made, scope)
+            if isinstance(definition, ast.ClassDef)
+            for binding in self.scopes[definition].bindings.get(node.attr, ())
+        )
+        return frozenset(o for binding in bindings for o in self._bound(binding, depth))
 
     def _field(self, node: ast.Attribute, scope: Scope, depth: int) -> Origins:
         """What an object of the file's own was given under a keyword of that name."""
@@ -325,6 +337,7 @@ class Flow:
             "values",
             "items",
             "pop",
+            "popleft",
             "__getitem__",
             "__subclasses__",
             "mro",

@@ -9,7 +9,7 @@ import pytest
 
 from harness.stages.isolation.evidence_files import is_plain_data, why_no_evidence
 
-BUNDLE = Path(__file__).parents[3] / "bundles/k3_decode/h200-layers.tar.zst"
+BUNDLE = Path(__file__).parents[3] / "bundles/k3_decode/h200-layers-kda.tar.zst"
 
 
 def tensors(header: dict[str, object], data: bytes) -> bytes:

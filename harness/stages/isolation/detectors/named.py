@@ -1,11 +1,13 @@
 """Things by the full name under which they were imported, however the file calls them or hands them on."""
 
+import ast
 import re
 from collections.abc import Iterator
 from functools import lru_cache
 
 from harness.domain.policy import Rule
-from harness.stages.isolation.changes import Called, resolved_calls, writes_of
+from harness.stages.isolation.changes import Called, Changed, resolved_calls, writes_of
+from harness.stages.isolation.flow import flow_of
 from harness.stages.isolation.source import Source
 from harness.stages.isolation.surroundings import Match, Surroundings
 
@@ -36,9 +38,38 @@ def find_step_tensor_written(rule: Rule, source: Source, around: Surroundings) -
         names = sorted(o.dotted for o in write.origins if o.kind != "import")
         hits = [name for name in names if wanted.search(name)]
         line = source.first_added(write.first, write.last) if hits else None
-        if line is not None and line not in seen:
+        if line is not None and line not in seen and not _is_made_just_before(source, write, wanted):
             seen.add(line)
             yield Match(line, source.lines[line - 1].strip(), f"writes {hits[0]} in place")
+
+
+def _is_made_just_before(source: Source, write: Changed, wanted: re.Pattern[str]) -> bool:
+    """Whether the name that is written was given something else above it in the same block, so that what
+    other branches give it does not count.
+    """
+    name, flow = re.match(r"\w+", write.text), flow_of(source)
+    if name is None or flow is None or source.module is None:
+        return False
+    for block in (b for n in ast.walk(source.module) for b in _blocks(n)):
+        place = next((n for n, statement in enumerate(block) if statement.lineno == write.first), 0)
+        for statement in reversed(block[:place]):
+            if any(part.id == name[0] for part in _bound_in(statement)):
+                scope = next((scope for node, scope in flow.statements if node is statement), None)
+                if not isinstance(statement, ast.Assign) or scope is None:
+                    return False
+                return not any(wanted.search(o.dotted) for o in flow.origins(statement.value, scope))
+    return False
+
+
+def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    for part in ("body", "orelse", "finalbody"):
+        block = getattr(node, part, None)
+        if isinstance(block, list):
+            yield block
+
+
+def _bound_in(statement: ast.stmt) -> Iterator[ast.Name]:
+    return (n for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
 
 
 def _by_name(calls: tuple[Called, ...]) -> dict[str, list[Called]]:

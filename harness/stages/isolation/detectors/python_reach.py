@@ -32,6 +32,8 @@ __all__ = [
 
 OWN_ZONES: Final = ("model_code", "tests")
 STEP: Final = re.compile(r"^_?(forward|step|decode|verify|run|execute|apply|call|launch)(_|$)|^__call__$")
+OUTSIDE_SETTINGS: Final = {"os.environ", "os.environb", "sys.argv", "sys.orig_argv", "sys._xoptions"}
+ASKED: Final = re.compile(r"environ|argv|_xoptions")
 GLOBAL_CONTAINERS: Final = re.compile(
     r"(os\.environb?|sys\.(path|modules|meta_path|path_hooks|path_importer_cache|argv|warnoptions)|gc\.callbacks"
     r"|.*\.(__dict__|_?\w*registry|_?\w*_table)|builtins\.__dict__|warnings\.filters|logging\.root\.\w+)$"
@@ -61,7 +63,7 @@ def find_shared_instance_changed(rule: Rule, source: Source, around: Surrounding
             if o.kind == "instance" and around.zones.zone_of_module(o.dotted) not in (None, *OWN_ZONES)
         )
         names = [n for n in names if not rule.patterns or any(re.search(p, n) for p in rule.patterns)]
-        if names and not _is_allowed(rule, change.text, *names):
+        if names and not _is_allowed(rule, change.text, *names, *_with_key(names, change)):
             yield from _at(source, change.first, change.last, f"changes an instance of {names[0]}")
 
 
@@ -70,7 +72,7 @@ def find_handed_object_changed(rule: Rule, source: Source, around: Surroundings)
     for change in (c for c in changes_of(source) if not c.is_slice):
         names = sorted(o.dotted for o in change.origins if o.kind == "handed")
         known = [name for name in names if any(re.search(p, name) for p in rule.patterns)]
-        if known and not _is_allowed(rule, change.text, *known):
+        if known and not _is_allowed(rule, change.text, *known, *_with_key(known, change)):
             yield from _at(source, change.first, change.last, f"changes {known[0]}, which was handed in")
 
 
@@ -128,14 +130,14 @@ def find_module_imported(rule: Rule, source: Source, around: Surroundings) -> It
 
 def find_environment_read(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
     """Items of the environment that are read or asked for, under whatever name the environment goes."""
-    flow = flow_of(source) if "environ" in (source.after or "") else None
+    flow = flow_of(source) if ASKED.search(source.after or "") else None
     for node in ast.walk(source.module) if flow is not None and source.module is not None else ():
         held, key = _asked(node)
         if flow is None or held is None or key is None:
             continue
         name = key.value if isinstance(key, ast.Constant) else ""
         scope = flow.scope_of(node)
-        if {"os.environ", "os.environb"} & flow.names(held, scope) and not _is_allowed(rule, str(name)):
+        if OUTSIDE_SETTINGS & flow.names(held, scope) and not _is_allowed(rule, str(name)):
             yield from _at(source, key.lineno, key.end_lineno or key.lineno, "reads the environment")
 
 
@@ -172,6 +174,12 @@ def _is_shared(origin: Origin, change: Changed, around: Surroundings) -> bool:
         is_module = origin.dotted == module_of(path)
         return around.zones.zone_of(path) not in OWN_ZONES and not (change.is_grown and is_module)
     return not change.is_grown or GLOBAL_CONTAINERS.match(origin.dotted) is not None
+
+
+def _with_key(names: list[str], change: Changed) -> list[str]:
+    """Full names with the key that is set in them, whatever the file calls the container."""
+    place = change.text.rfind("[")
+    return [f"{name}{change.text[place:]}" for name in names] if place > 0 else []
 
 
 def _is_allowed(rule: Rule, *texts: str) -> bool:

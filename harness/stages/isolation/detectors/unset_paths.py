@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from harness.stages.isolation.defaults import Constants, values_when_unset
+from harness.stages.isolation.defaults import Constants, is_lookup, values_when_unset
 
 __all__ = ["SETTINGS", "chosen_when_unset"]
 
@@ -93,7 +93,21 @@ def _choice(node: ast.expr, constants: Constants) -> tuple[ast.expr, bool]:
             for key, value in zip(node.value.keys, node.value.values, strict=True):
                 if isinstance(key, ast.Constant) and key.value == truth:
                     return value, True
+    if isinstance(node, ast.Call) and len(node.args) == 2 and _misses(node):
+        return node.args[1], True
     return node, False
+
+
+def _misses(node: ast.Call) -> bool:
+    """`table.get(setting, default)` and `next((... if k in settings), default)`, the setting missing."""
+    first = node.args[0]
+    if isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+        return is_lookup(first) and SETTINGS.search(ast.unparse(first)) is not None
+    conditions = [c for g in first.generators for c in g.ifs] if isinstance(first, ast.GeneratorExp) else []
+    return (isinstance(node.func, ast.Name) and node.func.id == "next") and any(
+        isinstance(c, ast.Compare) and isinstance(c.ops[0], ast.In) and _is_setting(c.comparators[0])
+        for c in conditions
+    )
 
 
 def _truth(test: ast.expr, constants: Constants) -> bool | None:
