@@ -37,7 +37,7 @@ class Strategy:
     drive: Callable[[Sequence[Exchange]], list[torch.Tensor]]
     """Runs the forwards of the ranks that live in this process, and gives each one's result."""
     group: ExchangeGroup | None = None
-    """Of real ranks' exchanges, which the attention's end may be fused with."""
+    """Of real ranks' exchanges, where the attention's end is fused with them; None: it is not."""
     require_sound: Callable[[], None] = _nothing
     """Waits for the device; raises `ExchangeError` where a peer was not heard."""
     close: Callable[[], None] = _nothing
@@ -68,6 +68,7 @@ def open_strategy(
     if device.type != "cuda":
         raise ValueError(f"{name!r} needs a GPU for its mailboxes; a {device.type} has none")
     from k3_decode.collectives.exchanged import Exchanged, PlayedExchange
+    from k3_decode.cute.attn_res_allreduce import serves
 
     room = -(-MOST_ROWS * (model.hidden + model.latent) * 2 // 16) * 16
     launches = torch.zeros(16, dtype=torch.int32, device=device)
@@ -76,8 +77,9 @@ def open_strategy(
         return Strategy(name, PlayedExchange(slots, launches).run, None, slots.require_sound, slots.close)
     group = symmetric(process_group or distributed.group.WORLD, room, device)
     driver = Exchanged(group, launches, meet_distributed)
+    fused = group if serves(model.hidden) else None
     return Strategy(
-        name, lambda forwards: [driver.run(_one(forwards))], group, group.require_sound, group.close
+        name, lambda forwards: [driver.run(_one(forwards))], fused, group.require_sound, group.close
     )
 
 

@@ -2,7 +2,8 @@
 residual's finished blocks are ready before the peers' words arrive.
 
 Scope: sm_90a, sm_100a and sm_103a (the last two compiled only); 2 to 16 ranks; any row count whose parts fit
-a mailbox; 0 to 15 blocks; `hidden` a multiple of 8 times the ranks that `cluster` x 8 divides. Forms: parts
+a mailbox; 0 to 15 blocks; `hidden` a multiple of 8 times the ranks that `cluster` x 256 divides (`serves`: a
+thread without columns would look once, and bring NaN into its warp's sums). Forms: parts
 sent by an earlier kernel (`oproj_allreduce`) or by this one (`has_part`); one-shot or two-stage (`exchange`);
 the sum is added to the prefix or takes its place (`restarts`, where an AttnRes block begins).
 
@@ -43,7 +44,7 @@ from k3_decode.ops.mailbox import EPOCHS, VECTOR_BYTES, MailboxLayout
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["attn_res_allreduce", "variants"]
+__all__ = ["attn_res_allreduce", "serves", "variants"]
 
 VECTOR = 8
 """Columns a thread holds."""
@@ -349,6 +350,11 @@ def _compile(
     return compiled
 
 
+def serves(hidden: int) -> bool:
+    """Whether rows of so many columns fill whole warps at any number of rows."""
+    return all(hidden % (VECTOR * 32 * cluster_of(hidden, rows)) == 0 for rows in (1, 32))
+
+
 def attn_res_allreduce(
     *,
     part: "torch.Tensor | None",
@@ -383,6 +389,10 @@ def attn_res_allreduce(
         raise ValueError(
             f"attn_res_allreduce: {rows} rows of {hidden} columns need {rows * hidden * 2} bytes of "
             f"{layout.part_bytes}, and 8 x {layout.ranks} ranks must divide the columns"
+        )
+    if not serves(hidden):
+        raise ValueError(
+            f"attn_res_allreduce: {hidden} columns do not fill whole warps; exchange and add apart"
         )
     if local > 1 and local * rows * (hidden // VECTOR) > MOST_THREADS:
         raise ValueError(

@@ -149,10 +149,18 @@ class Bench:
             context_ranks=self.ranks,
         )  # fmt: skip
 
+    def _make_room(self, case: Case) -> None:
+        """Pages that no two layers share: each layer's step writes, and what it writes must stay its own."""
+        pages = len(self.layers) * case.requests * -(-case.context // 64) + len(self.layers) + 1
+        if self.pool is not None and len(self.pool) < 2 * pages:
+            self.pool = torch.empty((2 * pages, 64, 576), dtype=torch.bfloat16, device=self.device)
+            self.pool.normal_(generator=torch.Generator(self.device).manual_seed(SEED + 2))
+
     def context_cell(self, case: Case) -> dict[str, Any]:
         """MLA layers over whole contexts on every rank, and over contexts that ranks divide: partials sent as
         they are merged, or by NCCL and merged then.
         """
+        self._make_room(case)
         exchanged = Exchanged(self.group, self.launches, meet_distributed)
         fused, apart = self.divided(case, exchanged.run, self.group), self.divided(case, exchanged.run)
         out, again, wanted = (arm.step().clone() for arm in (fused, fused, apart))

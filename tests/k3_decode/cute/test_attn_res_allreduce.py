@@ -37,6 +37,15 @@ def test_rows_beyond_the_mailbox_are_refused() -> None:
         op.attn_res_allreduce(**_residual(1, 3, 16, 1), **GROUP)
 
 
+def test_rows_that_leave_threads_of_a_warp_without_columns_are_refused() -> None:
+    """Such a thread looks once for words that nobody holds back for it, and its NaN would reach the sums."""
+    assert op.serves(7168)
+    assert not op.serves(128)
+    room = {**GROUP, "layout": MailboxLayout(2, 4096)}
+    with pytest.raises(ValueError, match="128 columns do not fill whole warps"):
+        op.attn_res_allreduce(**_residual(1, 3, 128, 1), **room)
+
+
 def test_played_ranks_that_cannot_all_be_on_the_device_are_refused() -> None:
     wide = {**GROUP, "layout": MailboxLayout(16, 64 * 7168 * 2)}
     with pytest.raises(ValueError, match="16 local ranks of 4 rows do not fit a device at once"):
@@ -63,7 +72,7 @@ def test_fused_exchanges_give_the_bits_of_the_separate_kernels_on_the_gpu(ranks:
 
     records: list[dict[str, Any]] = []
     assert run_cases(lambda room: played(ranks, room, gpu), records.append)
-    assert {record["wrong_words"] for record in records} == {0}
+    assert {record["wrong_words"] for record in records if not record["is_control"]} == {0}
 
 
 @pytest.mark.gpu
