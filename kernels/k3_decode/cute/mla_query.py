@@ -22,8 +22,11 @@ NaN and infinities propagate within their row.
 
 Validation: `tests/k3_decode/cute/test_mla_query.py` compiles every variant for the three architectures and
 replays the fragment maps in numpy; its GPU tests compare query and cache with the float64 oracle over heads,
-batches and regimes. On an H200 all of that; calls of 1 to 64 rows alone, back to back and in replays gave the
-same bits; memcheck and racecheck are clean, both kernels and caches. sm_100a and sm_103a were never run.
+batches and regimes. On an H200 all of that, and the wider kernel once more after its branches changed: 16 to
+64 rows of TP4, 8 and 16 and 17 of TP2, plain and of several rows a request, both caches, every regime but
+special rows at 17 and 48. Calls of 1 to 64 rows alone, back to back and in replays gave the same bits, and
+in layers at TP1 to 16; memcheck and racecheck are clean, both kernels and caches. sm_100a and sm_103a were
+never run.
 """
 
 from collections.abc import Callable
