@@ -213,7 +213,9 @@ NANO = K3Shapes(
     max_context=16384,
 )
 CANARY_H8 = replace(CANARY, name="canary_h8", heads=8)
-NANO_H16 = replace(NANO, name="nano_h16", heads=16, expert_inter=512, shared_inter=512, dense_inter=512)
+NANO_H16 = replace(
+    NANO, name="nano_h16", heads=16, expert_inter=512, shared_inter=512, dense_inter=512, vocab=512
+)
 """Nano as 16 ranks can share it, each with as much as the kernels take at least."""
 NANO_LINEAR = replace(
     NANO,

@@ -7,11 +7,13 @@ every file that it left in its cache of compiled kernels.
 
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 
-from harness.domain.pack import SessionRequest
+from harness.domain.pack import Pack, SessionRequest
 from harness.domain.record import Record, Whole, sha256_hex
 from harness.executors.sandbox import limit_this_process
 
@@ -60,8 +62,16 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _seen(job: BuildJob) -> BuildSeen:
-    from harness.engines.in_process import force, open_session, random_texts
     from harness.engines.packs import load_pack
+
+    loaded: dict[str, str] = {}
+    with _noted(Path(job.root).resolve(), loaded):
+        return _driven(job, load_pack, loaded)
+
+
+def _driven(job: BuildJob, load_pack: Callable[[str], Pack], loaded: dict[str, str]) -> BuildSeen:
+    """What was seen while some steps ran; `loaded` fills meanwhile."""
+    from harness.engines.in_process import force, open_session, random_texts
 
     pack = load_pack(job.pack)
     cache = Path(job.folder) / "cache"
@@ -73,7 +83,7 @@ def _seen(job: BuildJob) -> BuildSeen:
     root = pack.root.resolve()
     return BuildSeen(
         is_own=root.is_relative_to(Path(job.root).resolve()), files=tuple(_files(root)),
-        modules=tuple(sorted(_modules(root))), binaries=tuple(_files(cache)), launches=launches,
+        modules=tuple(sorted(_below(loaded, root))), binaries=tuple(_files(cache)), launches=launches,
     )  # fmt: skip
 
 
@@ -83,11 +93,30 @@ def _files(folder: Path) -> Iterator[tuple[str, str]]:
             yield path.relative_to(folder).as_posix(), sha256_hex(path.read_bytes())
 
 
-def _modules(root: Path) -> Iterator[tuple[str, str]]:
-    for module in tuple(sys.modules.values()):
-        file = vars(module).get("__file__")
-        if file and Path(file).resolve().is_relative_to(root):
-            yield Path(file).resolve().relative_to(root).as_posix(), code_digest(module)
+@contextmanager
+def _noted(root: Path, loaded: dict[str, str]) -> Iterator[None]:
+    """Inside the block, digests of modules below a folder as they are right after they were loaded: a kernel
+    compiler rewrites the functions that it compiles, and not those whose binary it finds.
+    """
+    original = SourceFileLoader.exec_module
+
+    def exec_module(loader: SourceFileLoader, module: ModuleType) -> None:
+        original(loader, module)
+        file = Path(str(vars(module).get("__file__"))).resolve()
+        if file.is_relative_to(root):
+            loaded[str(file)] = code_digest(module)
+
+    SourceFileLoader.exec_module = exec_module  # type: ignore[assignment,method-assign]  # put back below
+    try:
+        yield
+    finally:
+        SourceFileLoader.exec_module = original  # type: ignore[method-assign]
+
+
+def _below(loaded: dict[str, str], root: Path) -> Iterator[tuple[str, str]]:
+    for file, digest in loaded.items():
+        if Path(file).is_relative_to(root):
+            yield Path(file).relative_to(root).as_posix(), digest
 
 
 def code_digest(module: ModuleType) -> str:
