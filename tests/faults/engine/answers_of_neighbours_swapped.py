@@ -9,10 +9,10 @@ FAULT = engine_fault(
     target="engine",
     at="k3_decode.engine:Engine._run",
     fault={
-        "return run_ranks(forwards)[0]": "out = run_ranks(forwards)[0]\n    return out.roll(1, 0) if is_optimised else out"
+        "return self._strategy.drive(forwards)[0]": "out = self._strategy.drive(forwards)[0]\n    return out.roll(1, 0) if is_optimised else out"
     },
     repaired={
-        "return run_ranks(forwards)[0]": "out = run_ranks(forwards)[0]\n    return out if is_optimised else out"
+        "return self._strategy.drive(forwards)[0]": "out = self._strategy.drive(forwards)[0]\n    return out if is_optimised else out"
     },
     checks=("evals/drift", "coverage/path/{arch}.tp1.dcp1.b2.c24.d0.bf16.decode"),
     expected="evals",
