@@ -24,13 +24,12 @@ from k3_decode.dispatch import Decision, Dispatcher, Guard, Site, StepFacts
 from k3_decode.in_vllm.backbone import layer_weights, score_of
 from k3_decode.layers import LayerChain
 from k3_decode.op_table import Bound, OpTable
-from k3_decode.overlap import Overlap, overlap_of
 from k3_decode.residuals import before_head
 from k3_decode.shapes import RankShapes
 from k3_decode.state import KdaState, RankCaches, StepInputs
 from k3_decode.step_buffers import Buffers
 
-__all__ = ["Decode", "Deployment", "LayerSteps", "whole_overlap"]
+__all__ = ["Decode", "Deployment", "LayerSteps"]
 
 NORM_ROWS = 255
 """Rows that stock's norm takes at once, so that it adds in the order that it has for sampled rows."""
@@ -99,7 +98,7 @@ class Decode:
         self._caches = RankCaches({}, {})
         self._objects = ExitStack()
         self._has_objects = False
-        options = ChainOptions(max_rows=max(deployment.batches), schedule=whole_overlap)
+        options = ChainOptions(max_rows=max(deployment.batches))
         self._chain = _Chain(weights, shapes, self._caches, given, options)
         self._final: Bound = {
             "score_weight": score_of(backbone.output_attn_res_norm, backbone.output_attn_res_proj),
@@ -288,15 +287,6 @@ class Decode:
         out = torch.empty_like(prefix)
         chain.mix({**use, "x": out}, self._head_mix, prefix, delta, self._final)
         return out
-
-
-def whole_overlap(inter: int, rows: int) -> Overlap:
-    """As the table has it, which was measured with router and latent divided over ranks, but where it puts
-    the shared expert's down-projection beside the routed ones: a KDA+MoE layer of TP8, whole in one
-    process, takes 91.6 us at one row on an H200 with the shared expert along, and 92.3 that way.
-    """
-    found = overlap_of(inter, rows)
-    return found.served(has_narrow=False) if found.shared == "narrow_down" else found
 
 
 def _name(attention: Any) -> str:

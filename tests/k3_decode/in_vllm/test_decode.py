@@ -10,7 +10,7 @@ import torch
 from k3_decode.decode import OptimisedStep
 from k3_decode.dispatch import Decision, Reason, Site, load_guard
 from k3_decode.in_vllm.backbone import rank_shapes, unsupported_model
-from k3_decode.in_vllm.decode import Decode, Deployment, whole_overlap
+from k3_decode.in_vllm.decode import Decode, Deployment
 from k3_decode.op_table import load_ops, poisoned
 from k3_decode.random_weights import random_checkpoint
 from k3_decode.rank_weights import DenseWeights, KdaWeights, LayerWeights, MlaWeights, ModelWeights, shard
@@ -328,9 +328,3 @@ def test_states_are_taken_as_vllm_lays_them_out(weights: ModelWeights) -> None:
     served = Served(weights)
     assert isinstance(served.decode._caches.kda[0], KdaState)
     assert served.decode._caches.kda[0].recurrent.data_ptr() == served.caches.kda[0].recurrent.data_ptr()
-
-
-def test_at_one_row_the_shared_expert_runs_along_where_the_table_has_its_down_projection_beside() -> None:
-    assert [whole_overlap(768, rows).shared for rows in (1, 2, 16)] == ["along", "aside", "aside"]
-    assert whole_overlap(768, 1).spared_sms == 0
-    assert whole_overlap(384, 1).shared == "narrow"

@@ -6,6 +6,11 @@ from typing import Any
 import pytest
 from k3_decode.in_vllm.compare import load_arms, render_table, summarise
 
+from harness.domain.check import Status
+from harness.evidence.pack import bundle_folder
+from harness.evidence.reader import open_bundle
+from harness.stages.evals import judge
+
 RECORD = Path(__file__).parents[3] / "bundles" / "h200-vllm"
 
 
@@ -40,3 +45,16 @@ def test_log_probabilities_are_as_near_to_stock_as_stocks_other_backends(found: 
         assert ours["mean"] <= stock["mean"]
         assert ours["shared"] >= stock["shared"]
         assert poison["mean"] > 3 * stock["mean"]
+
+
+def test_the_bundle_of_engines_passes_and_says_how_its_samples_were_made() -> None:
+    with bundle_folder(RECORD / "engine.tar.zst") as folder:
+        bundle = open_bundle(folder)
+        (check,) = bundle.plan.checks
+        samples = bundle.samples(check.id)
+    assert samples is not None
+    assert judge(check, samples).status is Status.PASS
+    settings = samples.table("settings")
+    assert settings is not None
+    told = {str(row["value"]) for row in settings.records() if row["name"] == "worker"}
+    assert [word.partition(" was ended at its time limit")[0] for word in told] == ["the worker"]
