@@ -27,13 +27,14 @@ __all__ = ["chosen_stock", "layer_figures", "layer_objection", "layer_unfit", "s
 
 TRIALS = 5
 """Samples of each of stock's ways before one of them is chosen."""
-LARGE_SET_BYTES = 2.5e8
-"""Twice the largest L2 of a claimed architecture (sm_103a: 126 MB): a pass over more finds none of it."""
+LARGE_SET_CACHES = 3
+"""A pass over more than so many caches finds none of it; over two of them single passes still scattered."""
 LEAST_EXCESS_US = 3.0
 """Less than that cannot be told from the scatter of single passes; a set of 20 MB shows by more."""
 CACHE_BYTES = {"sm_90a": 50 * 2**20}
 """L2 of an architecture; `LARGEST_CACHE_BYTES` for any other."""
-LARGEST_CACHE_BYTES = LARGE_SET_BYTES / 2
+LARGEST_CACHE_BYTES = 126e6
+"""Of the claimed architectures: sm_103a's L2."""
 CACHE_MARGIN = 1.25
 """A longer excess than the whole cache saves, by this much, has another cause: single passes scatter."""
 ALONE_MARGIN = 1.1
@@ -213,7 +214,7 @@ def _too_warm(check: Check, samples: Samples, times: Mapping[str, float]) -> str
         moved, read = counts.get((arm, "moved_bytes"), 0.0), counts.get((arm, "read_gb_per_s"), 0.0)
         if not read:
             return f"no read rate was measured beside {arm}, so nobody knows what its passes may take"
-        if moved * layers < LARGE_SET_BYTES:
+        if moved * layers < LARGE_SET_CACHES * cache_bytes:
             continue
         if arm not in behind or KNOWN not in behind:
             return f"{arm} was not timed behind a flush of the cache, nor was a known duration"
