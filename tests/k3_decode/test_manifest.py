@@ -17,8 +17,9 @@ from k3_decode.manifest import (
 )
 from k3_decode.op_table import load_ops
 from k3_decode.ops.contract import OP_NAMES
+from k3_decode.pack import PLAYED_RANKS
 from k3_decode.session import SessionSpec, kernels_of_a_step, launches_of_a_step
-from k3_decode.shapes import NANO, NANO_H16
+from k3_decode.shapes import NANO, NANO_H16, PRESETS
 
 CUTE = Path(k3_decode.__file__).parent / "cute"
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -56,6 +57,13 @@ def test_ranks_meet_after_each_attention_and_ffn_twice_in_a_moe_and_at_the_head(
     assert meetings_of_a_step(NANO) == {"sum": 6 + 6 + 5, "gather": 1}
     uses = uses_of(NANO, load_ops("cpu", NANO.rank(2), CPU), "cpu", 1, 2)
     assert [use.layer for use in uses if use.op == "collective"] == ["sum", "gather"]
+
+
+@pytest.mark.parametrize(("ranks", "name"), sorted(PLAYED_RANKS.items()))
+def test_ranks_that_share_a_small_model_have_what_kernels_take_at_least(ranks: int, name: str) -> None:
+    rank = PRESETS[name].rank(ranks)
+    assert PRESETS[name].vocab % (8 * ranks) == 0  # columns of the head, in vectors of 16 bytes
+    assert {rank.shared_inter % 32, rank.dense_inter % 32, rank.expert_inter % 32} == {0}
 
 
 def test_four_ranks_on_a_gpu_cast_their_parts_add_them_in_turn_and_round_once() -> None:
