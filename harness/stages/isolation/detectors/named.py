@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Final
 
 from harness.domain.policy import Rule
 from harness.stages.isolation.changes import Called, Changed, resolved_calls, writes_of
@@ -12,6 +13,9 @@ from harness.stages.isolation.source import Source
 from harness.stages.isolation.surroundings import Match, Surroundings
 
 __all__ = ["find_named", "find_step_tensor_written"]
+
+PLAIN: Final = re.compile(r"(\w+)(\.\w+_)?(\[.*)?", re.DOTALL)
+"""A write to what a name stands for, and not to an attribute of it."""
 
 
 def find_named(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
@@ -47,13 +51,13 @@ def _is_made_just_before(source: Source, write: Changed, wanted: re.Pattern[str]
     """Whether the name that is written was given something else above it in the same block, so that what
     other branches give it does not count.
     """
-    name, flow = re.match(r"\w+", write.text), flow_of(source)
+    name, flow = PLAIN.fullmatch(write.text), flow_of(source)
     if name is None or flow is None or source.module is None:
         return False
     for block in (b for n in ast.walk(source.module) for b in _blocks(n)):
         place = next((n for n, statement in enumerate(block) if statement.lineno == write.first), 0)
         for statement in reversed(block[:place]):
-            if any(part.id == name[0] for part in _bound_in(statement)):
+            if any(part.id == name[1] for part in _bound_in(statement)):
                 scope = next((scope for node, scope in flow.statements if node is statement), None)
                 if not isinstance(statement, ast.Assign) or scope is None:
                     return False
