@@ -1,8 +1,8 @@
-"""Files that are no text and still no code: a packed bundle that verifies, and a file of plain tensors.
+"""Files that are no text and still no code: a packed bundle that verifies, plain tensors, compressed records.
 
 Invariant: nothing of such a file is run, and what it says of itself is not believed: a bundle is unpacked
-under limits and every digest of it compared, and a tensor file must hold the bytes that its header lists
-and no others.
+under limits and every digest of it compared, a tensor file must hold the bytes that its header lists and no
+others, and what is compressed must be JSON to its last byte.
 """
 
 import io
@@ -21,9 +21,13 @@ from harness.evidence.verify import verify
 __all__ = ["is_plain_data", "why_no_evidence"]
 
 MAX_UNPACKED_BYTES: Final = 512 * 2**20
+MAX_RECORD_BYTES: Final = 32 * 2**20
 MAX_HEADER: Final = 4 * 2**20
 HEADER_BYTES: Final = 8
 MAX_ARRAY_HEADER: Final = 4096
+RECORDS: Final = (".json.gz", ".jsonl.gz")
+GZIP: Final = 31
+"""What zlib is asked for: one gzip member with its check sum."""
 ARRAY: Final = re.compile(
     rb"\x93NUMPY[\x01-\x03]\x00.{2,4}?\{'descr': '[<>|=][biufcV?][0-9]{1,2}', 'fortran_order': (True|False), "
     rb"'shape': \([0-9, ]*\), \}", re.DOTALL,
@@ -41,7 +45,9 @@ def why_no_evidence(path: str, content: bytes | None) -> str | None:
         return _tensor_problem(content)
     if path.endswith(".npz"):
         return _arrays_problem(content)
-    return "it is neither a packed bundle nor a file of tensors or arrays"
+    if path.endswith(RECORDS):
+        return _record_problem(content, is_lines=path.endswith(".jsonl.gz"))
+    return "it is neither a packed bundle, nor a file of tensors or arrays, nor compressed JSON"
 
 
 def is_plain_data(path: str, content: bytes | None) -> bool:
@@ -78,6 +84,20 @@ def _arrays_problem(content: bytes) -> str | None:
                     return f"its entry {entry.filename[:80]!r} is no array of numbers"
     except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, zlib.error) as error:
         return f"it is no archive of arrays ({str(error)[:100]})"
+    return None
+
+
+def _record_problem(content: bytes, is_lines: bool) -> str | None:
+    """One gzip member of JSON, or of JSON lines, and nothing behind it."""
+    unpacker = zlib.decompressobj(GZIP)
+    try:
+        text = unpacker.decompress(content, MAX_RECORD_BYTES)
+        if not unpacker.eof or unpacker.unused_data:
+            return f"it unpacks to over {MAX_RECORD_BYTES} bytes, is cut off, or goes on after its end"
+        for part in text.decode("utf-8").splitlines() if is_lines else (text,):
+            json.loads(part)
+    except (zlib.error, ValueError, RecursionError) as error:
+        return f"it is no compressed JSON ({str(error)[:100]})"
     return None
 
 

@@ -1,5 +1,6 @@
 """Files that are no text: what is taken for evidence or data, and what is not."""
 
+import gzip
 import io
 import json
 from pathlib import Path
@@ -42,6 +43,10 @@ def test_a_bundle_that_verifies_is_evidence_and_one_changed_byte_makes_it_none()
         ("x.npz", arrays(a=numpy.array([{}], dtype=object)), "is no array of numbers"),
         ("x.npz", b"PK\x03\x04junk", "no archive of arrays"),
         ("x.npz", None, "more bytes than can be read"),
+        ("x.json.gz", gzip.compress(b"\x7fELF"), "no compressed JSON"),
+        ("x.json.gz", gzip.compress(b"{}") + b"\x7fELF", "goes on after its end"),
+        ("x.jsonl.gz", gzip.compress(b"{}\n{}\n")[:-9], "is cut off"),
+        ("x.jsonl.gz", gzip.compress(bytes(33 * 2**20)), "unpacks to over"),
     ],
 )
 def test_anything_else_is_named_for_what_is_wrong_with_it(
@@ -50,6 +55,14 @@ def test_anything_else_is_named_for_what_is_wrong_with_it(
     found = why_no_evidence(path, content)
     assert found is not None
     assert words in found
+
+
+def test_compressed_records_are_evidence_and_no_data_for_a_model() -> None:
+    lines = gzip.compress(b'{"us": 1.5}\n{"us": 1.6}\n')
+    assert why_no_evidence("bundles/x.jsonl.gz", lines) is None
+    assert why_no_evidence("bundles/x.json.gz", gzip.compress(b"[1, 2]")) is None
+    assert why_no_evidence("bundles/x.json.gz", lines) is not None
+    assert not is_plain_data("bundles/x.jsonl.gz", lines)
 
 
 def test_tensors_and_arrays_of_numbers_are_data() -> None:
