@@ -119,9 +119,7 @@ def bundle_folder(path: Path, shown: Path | None = None) -> Iterator[Path]:
     shown = shown or path
     if path.is_dir():
         if not any(map(os.path.lexists, (path / PLAN, path / MANIFEST))):
-            raise InputError(
-                f"{shown}: no bundle lies in this folder; give a run's folder, or a .tar.zst"
-            )
+            raise InputError(f"{shown}: no bundle lies in this folder; give a run's folder, or a .tar.zst")
         yield path
         return
     if not path.is_file():
