@@ -147,6 +147,7 @@ def submission_of(
     What is verified, and remembered, is a copy of what was read once: whoever can write to the bundle cannot
     put another one in its place between two steps.
     """
+    from harness.domain.errors import InputError
     from harness.gate.memory import recall, remember
 
     def known(place: Path) -> "tuple[str | None, Submission | None]":
@@ -164,6 +165,8 @@ def submission_of(
     from harness.gate.submission import load_submission
 
     with own_copy(path) if _is_copied(path) else nullcontext() as own:
+        if own is None and _is_copied(path):
+            raise InputError(f"{path}: has more files or bytes than any bundle may; nothing of it was read")
         key, found = (None, None) if own is None else known(own)
         if found is not None:
             return found

@@ -23,6 +23,9 @@ from harness.executors.sandbox import Sandbox, sandboxed, scrubbed
 
 __all__ = ["Limits", "confined", "confinement_here", "confines"]
 
+SETTLED_S = 60.0
+"""Age from which a socket counts as there to stay."""
+
 Kind = Literal["bubblewrap", "unshare", "none"]
 
 
@@ -99,7 +102,8 @@ def _bubblewrap(box: _Box) -> tuple[str, ...]:
     network = () if box.has_network else ("--unshare-net",)
     gpus = [str(place) for place in _gpu_devices()] if box.has_gpu else []
     settings = [w for n in KERNEL for w in ("--ro-bind-try", f"/proc/{n}", f"/proc/{n}")]
-    sockets = open_sockets(box.scratch.resolve(), box.has_gpu)
+    # One that goes away before it is covered would break the box: only such as have stayed are.
+    sockets = open_sockets(box.scratch.resolve(), box.has_gpu, SETTLED_S)
     hidden += tuple(word for place in sockets for word in ("--ro-bind", "/dev/null", place))
     hidden += tuple(
         w for p in MEMORY if p.startswith("/proc") and Path(p).exists() for w in ("--ro-bind", "/dev/null", p)

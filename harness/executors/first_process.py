@@ -59,9 +59,10 @@ def main(argv: list[str]) -> int:
             if os.path.exists(f"/proc/{name}"):
                 _mount(f"/proc/{name}", f"/proc/{name}", flags=BIND | REC)
                 _seal(f"/proc/{name}", "")
-        closed = [place for place in (*MEMORY, *json.loads(sockets)) if os.path.exists(place)]
-        for place in (*closed, *filter(_is_disk, _devices())):
+        for place in (*filter(os.path.exists, MEMORY), *filter(_is_disk, _devices())):
             _mount("/dev/null", place, flags=BIND)
+        for place in json.loads(sockets):
+            _cover(place)
         if form == "sealed":
             _own_devices(bool(has_gpu))
             if home:
@@ -112,6 +113,15 @@ def _seal(place: str, options: str) -> None:
             _mount("none", place, "tmpfs", RDONLY, "size=4k")
         elif os.path.exists(place):
             _mount("/dev/null", place, flags=BIND)
+
+
+def _cover(place: str) -> None:
+    """Put nothing in a socket's place; one that went away meanwhile leads nowhere any more."""
+    try:
+        _mount("/dev/null", place, flags=BIND)
+    except OSError:
+        if os.path.lexists(place):
+            raise
 
 
 def _own_devices(has_gpu: bool) -> None:

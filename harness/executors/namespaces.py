@@ -7,13 +7,17 @@ folder is empty, and that sockets which lie as files, such as a container engine
 (`first_process`).
 """
 
+import contextlib
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +28,10 @@ USERS = ("unshare", "--user", "--map-current-user")
 """The least: nothing of other processes can be opened, as they belong to another namespace of users."""
 FIRST = Path(__file__).with_name("first_process.py")
 UNIX_SOCKETS = Path("/proc/net/unix")
+MOUNTS = Path("/proc/self/mountinfo")
+SOCKET_FOLDERS = ("/run", "/var/run", "/tmp")
+MAX_ENTRIES = 50_000
+"""Files below the folders of sockets that are looked at."""
 GPU_SERVICES = ("/tmp/nvidia-mps/", "/run/nvidia-persistenced/", "/var/run/nvidia-persistenced/")
 
 
@@ -53,28 +61,61 @@ def own_namespaces(
     )  # fmt: skip
 
 
-def open_sockets(scratch: Path | None, has_gpu: bool) -> tuple[str, ...]:
-    """Sockets that somebody listens on now and whose files are here, but for those below `scratch` and,
-    where a GPU is used, those of its own service.
+def open_sockets(scratch: Path | None, has_gpu: bool, min_age_s: float = 0.0) -> tuple[str, ...]:
+    """Files of sockets that are here now, but for those below `scratch` and, where a GPU is used, those of
+    its own service: what this network's processes say they listen on, what lies where services put theirs,
+    and what is mounted by itself, as an engine's is into a container.
 
     A read-only mount keeps nobody from connecting, and a network of one's own only from sockets without a
-    file. One that is made later is not among them.
+    file. One that is made later is not among them, nor one that is younger than `min_age_s`.
     """
-    try:
-        lines = UNIX_SOCKETS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()[1:]
-    except OSError:
-        return ()
-    fields = (line.split(" ", 7) for line in lines)
-    paths = {f[7].strip() for f in fields if len(f) == 8 and f[7].strip().startswith("/")}
     left_open = (f"{scratch}/" if scratch is not None else "\0", *(GPU_SERVICES if has_gpu else ()))
-    return tuple(sorted(path for path in paths if not path.startswith(left_open) and _is_socket(path)))
+    named = (path for path in (*_listened_on(), *_mounted()) if path.startswith("/"))
+    found = {path for path in (*named, *_lying_about()) if not path.startswith(left_open)}
+    return tuple(sorted(path for path in found if _is_socket(path, min_age_s)))
 
 
-def _is_socket(path: str) -> bool:
+def _listened_on() -> Iterator[str]:
+    for line in _lines(UNIX_SOCKETS)[1:]:
+        fields = line.split(None, 7)
+        if len(fields) == 8:
+            yield fields[7]
+
+
+def _mounted() -> Iterator[str]:
+    for line in _lines(MOUNTS):
+        fields = line.split(" ")
+        if len(fields) > 4:
+            yield re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields[4])
+
+
+def _lying_about() -> Iterator[str]:
+    """Whatever is no file below the folders in which services put their sockets, what lies on top first."""
+    seen = 0
+    waiting = deque((*SOCKET_FOLDERS, os.environ.get("XDG_RUNTIME_DIR") or "/run/user"))
+    while waiting and seen < MAX_ENTRIES:
+        with contextlib.suppress(OSError), os.scandir(waiting.popleft()) as entries:
+            for entry in entries:
+                seen += 1
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                elif not entry.is_file(follow_symlinks=False):
+                    yield entry.path
+
+
+def _lines(file: Path) -> list[str]:
     try:
-        return stat.S_ISSOCK(os.stat(path).st_mode)
+        return file.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
     except OSError:
+        return []
+
+
+def _is_socket(path: str, min_age_s: float) -> bool:
+    try:
+        status = os.lstat(path)
+    except (OSError, ValueError):
         return False
+    return stat.S_ISSOCK(status.st_mode) and time.time() - status.st_mtime >= min_age_s
 
 
 def can_run(wrapper: Sequence[str], probe: Sequence[str] = ("true",)) -> bool:

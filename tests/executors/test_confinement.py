@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from harness.executors import confinement
 from harness.executors.asked_child import AskedChild, ChildEnded
 from harness.executors.confinement import Limits, confined, confinement_here, confines
+from harness.executors.namespaces import can_run, own_namespaces
 from harness.executors.sandbox import Sandbox
 
 needs_confinement = pytest.mark.skipif(
@@ -73,17 +75,33 @@ def test_there_is_no_network_and_no_process_of_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("each_kind")
-def test_sockets_that_lie_as_files_outside_do_not_answer(tmp_path: Path) -> None:
-    scratch = tmp_path / "scratch"
+def test_sockets_that_lie_as_files_outside_do_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confinement, "SETTLED_S", 0.0)
+    scratch, moved = tmp_path / "scratch", Path(tempfile.mkdtemp(dir="/tmp")) / "moved.sock"
     scratch.mkdir()
     ask = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1]); print('answered')"
     said = {}
-    for place in (tmp_path / "engine.sock", scratch / "own.sock"):
+    for place in (tmp_path / "engine.sock", moved, scratch / "own.sock"):
         with socket.socket(socket.AF_UNIX) as server:
-            server.bind(str(place))
+            server.bind(f"{place}.first" if place == moved else str(place))
             server.listen()
+            if place == moved:
+                Path(f"{place}.first").rename(place)
             said[place.name] = told(scratch, f'{sys.executable} -c "{ask}" {place}').stdout
-    assert said == {"engine.sock": "", "own.sock": "answered\n"}
+    assert said == {"engine.sock": "", "moved.sock": "", "own.sock": "answered\n"}
+
+
+def test_a_socket_that_went_away_does_not_break_the_box(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "gone.sock"))
+        (tmp_path / "scratch").mkdir()
+        wrapper = own_namespaces("sealed", has_network=False, scratch=tmp_path / "scratch")
+        assert str(tmp_path / "gone.sock") in " ".join(wrapper)
+        (tmp_path / "gone.sock").unlink()
+    if confines("unshare"):
+        assert can_run(wrapper)
 
 
 @pytest.mark.usefixtures("each_kind")

@@ -35,7 +35,7 @@ from harness.stages.isolation.source import Source
 
 __all__ = ["Flow", "Origin", "Scope", "flow_of"]
 
-MAX_STEPS: Final = 40
+MAX_STEPS: Final = 90
 MAX_ORIGINS: Final = 60
 MAX_RETURNS: Final = 20
 MAX_TRIES: Final = 3
@@ -89,6 +89,8 @@ class Flow:
         self.calls: list[tuple[ast.Call, Scope]] = []
         self.decorators: list[tuple[ast.expr, Scope]] = []
         self.statements: list[tuple[ast.AST, Scope]] = []
+        self.is_cut = False
+        """Whether something was further away than this follows."""
         self.choices: list[ast.If | ast.IfExp] = []
         self.read_attributes: list[ast.Attribute] = []
         self._returns: dict[ast.AST, list[ast.expr]] = {}
@@ -109,7 +111,10 @@ class Flow:
 
     def origins(self, node: ast.expr | None, scope: Scope, depth: int = 0) -> Origins:
         """Everything shared that an expression may denote."""
-        if node is None or depth > MAX_STEPS:
+        if node is None:
+            return NONE
+        if depth > MAX_STEPS:
+            self.is_cut = True
             return NONE
         key = (id(node), id(scope))
         if key in self._known:
@@ -133,9 +138,9 @@ class Flow:
         """The scope that a node lies in."""
         return self._lies_in.get(node, self.module)
 
-    def names(self, node: ast.expr, scope: Scope) -> frozenset[str]:
+    def names(self, node: ast.expr, scope: Scope, depth: int = 0) -> frozenset[str]:
         """Dotted names of what was imported, for what is called or read."""
-        return frozenset(o.dotted for o in self.origins(node, scope) if o.kind == "import")
+        return frozenset(o.dotted for o in self.origins(node, scope, depth) if o.kind == "import")
 
     def _evaluate(self, node: ast.expr, scope: Scope, depth: int) -> Origins:
         if isinstance(node, ast.Name):
@@ -299,21 +304,21 @@ class Flow:
             called = node.value.func if isinstance(node.value, ast.Call) and not node.value.args else None
             if called is not None and ast.unparse(called) in ("globals", "vars", "locals"):
                 return self._look_up(key, self.module, depth)
-            if "sys.modules" in self.names(node.value, scope):
+            if "sys.modules" in self.names(node.value, scope, depth):
                 return frozenset((Origin("import", key),))
-            if (of := self._whose_names(node.value, scope)) is not None:
+            if (of := self._whose_names(node.value, scope, depth)) is not None:
                 return with_reached(o.part(key) for o in self.origins(of, scope, depth))
         return taken_out(self.origins(node.value, scope, depth))
 
-    def _whose_names(self, node: ast.expr, scope: Scope) -> ast.expr | None:
+    def _whose_names(self, node: ast.expr, scope: Scope, depth: int) -> ast.expr | None:
         """`x` where a node is `vars(x)` or `x.__dict__`."""
         if isinstance(node, ast.Attribute):
             return node.value if node.attr == "__dict__" else None
-        is_vars = isinstance(node, ast.Call) and "builtins.vars" in self.names(node.func, scope)
+        is_vars = isinstance(node, ast.Call) and "builtins.vars" in self.names(node.func, scope, depth)
         return node.args[0] if is_vars and isinstance(node, ast.Call) and node.args else None
 
     def _call(self, node: ast.Call, scope: Scope, depth: int) -> Origins:
-        called = {name.removeprefix("builtins.") for name in self.names(node.func, scope)}
+        called = {name.removeprefix("builtins.") for name in self.names(node.func, scope, depth)}
         first = node.args[0] if node.args else None
         text = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
         if called & set(IMPORTERS) and text is not None:

@@ -24,6 +24,7 @@ from harness.domain.policy import Policy, Rule, Waiver
 from harness.forking import forked_map
 from harness.stages.isolation.detectors import DETECTORS
 from harness.stages.isolation.detectors.definitions import Altered, altered_functions
+from harness.stages.isolation.flow import Flow
 from harness.stages.isolation.source import Source
 from harness.stages.isolation.surroundings import Match, Surroundings
 from harness.stages.isolation.zones import ZoneIndex
@@ -39,6 +40,9 @@ MIN_SPREAD: Final = 40
 """Changed files under which other processes would cost more than they save."""
 LIMITED: Final = ("giant_file",)
 """Detectors that read a limit of their check."""
+TOO_FAR: Final = "nested too deeply, or handed on too often, to be followed"
+UNREADABLE: Final = "unreadable"
+"""The detector that tells of code which others could not read."""
 _FUNCTION: Final = re.compile(r"def (\w+)")
 
 
@@ -172,15 +176,24 @@ def _read_one(
     sources: Sequence[Source], rules: Sequence[Sequence[Rule]], around: Surroundings, place: int
 ) -> Reading:
     source = sources[place]
-    matches = {
-        rule.id: tuple(DETECTORS[rule.detector](rule, source, around))
-        for rule in rules[place]
-        if rule.detector not in LIMITED and _is_read(rule, source)
-    }
+    asked = [rule for rule in rules[place] if rule.detector not in LIMITED and _is_read(rule, source)]
+    asked.sort(key=lambda rule: rule.detector == UNREADABLE)  # last, as the others find what cannot be read
+    matches = {rule.id: _matches(rule, source, around) for rule in asked}
     is_asked = any(rule.family == "blast_radius" for rule in rules[place])
     altered = tuple(altered_functions(source)) if is_asked else ()
     source.let_go()
     return Reading(matches, altered)
+
+
+def _matches(rule: Rule, source: Source, around: Surroundings) -> tuple[Match, ...]:
+    try:
+        found = tuple(DETECTORS[rule.detector](rule, source, around))
+    except RecursionError:
+        found, source.given_up = (), TOO_FAR
+    flow = source.made("flow")
+    if isinstance(flow, Flow) and flow.is_cut:
+        source.given_up = TOO_FAR
+    return found
 
 
 def _functions(source: Source) -> frozenset[str]:

@@ -5,6 +5,7 @@ moved from another zone, is new where it now lies, so that all its lines are.
 """
 
 import ast
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -93,6 +94,8 @@ class Source:
     """None for anything but text, and for a deleted file."""
     content: bytes | None = None
     """Bytes at head; None where there are none or too many."""
+    given_up: str | None = None
+    """Why a detector could not follow the code to its end."""
     _derived: dict[str, object] = field(default_factory=dict)
 
     def derive(self, name: str, make: Callable[["Source"], T]) -> T:
@@ -100,6 +103,10 @@ class Source:
         if name not in self._derived:
             self._derived[name] = make(self)
         return cast("T", self._derived[name])
+
+    def made(self, name: str) -> object:
+        """What was derived under a name; None where nothing was yet."""
+        return self._derived.get(name)
 
     def let_go(self) -> None:
         """Forget syntax trees and what was derived from them; whoever asks again has them made again."""
@@ -146,7 +153,21 @@ class Source:
     @property
     def is_readable(self) -> bool:
         """Whether a syntax tree can be made in bounded time."""
-        return self.after is None or self.language == "other" or self._problem is None
+        return self.unreadable_why is None
+
+    @property
+    def unreadable_why(self) -> str | None:
+        """Why there is no syntax tree where one is wanted; None where nothing is wrong."""
+        if self.after is None or self.language == "other":
+            return None
+        if self._problem is None and self.language == "python" and self.module is None:
+            return None if self.path.endswith(".pyx") else self._unparsed
+        return self._problem or self.given_up
+
+    @property
+    def _unparsed(self) -> str:
+        here = f"{sys.version_info.major}.{sys.version_info.minor}"
+        return f"no code that Python {here} parses; if a newer one does, judge with that one"
 
     @cached_property
     def _problem(self) -> str | None:
@@ -163,14 +184,14 @@ class Source:
     @cached_property
     def root(self) -> Node | None:
         """Syntax tree at head; None where there is none."""
-        if self.after is None or self.language == "other" or not self.is_readable:
+        if self.after is None or self.language == "other" or self._problem is not None:
             return None
         return SgRoot(self.after, GRAMMARS[self.language]).root()
 
     @cached_property
     def module(self) -> ast.Module | None:
         """The file as this interpreter parses it; None for another language, or what it cannot parse."""
-        if self.after is None or self.language != "python" or not self.is_readable:
+        if self.after is None or self.language != "python" or self._problem is not None:
             return None
         try:
             with warnings.catch_warnings():

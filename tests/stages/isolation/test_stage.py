@@ -314,3 +314,19 @@ def test_two_processes_find_what_one_finds(bench: Any, monkeypatch: pytest.Monke
     found = [(f.rule, f.path, f.line) for f in alone["reach"].findings]
     assert ("private_override", "models/k3/own_5.py", 5) in found
     assert [o.findings for o in shared.values()] == [o.findings for o in alone.values()]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "def broken(:",
+        "x = a" + ".b" * 3000,
+        "x = f" + "()" * 300,
+        "\n".join(f"x{n + 1} = x{n}" for n in range(200)) + "\nx200.y = 1",
+    ],
+    ids=["no_code", "long_chain", "many_calls", "many_names"],
+)
+def test_a_line_that_nothing_can_follow_hides_no_reach(bench: Any, line: str) -> None:
+    bench.commit({"models/k3/step.py": f"{PATCH}{line}\n"})
+    found = {f.rule for outcome in bench.judge().values() for f in outcome.findings}
+    assert "unreadable_code" in found

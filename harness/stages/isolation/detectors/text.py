@@ -56,9 +56,9 @@ def find_homoglyph(rule: Rule, source: Source, around: Surroundings) -> Iterator
 
 
 def find_unreadable(rule: Rule, source: Source, around: Surroundings) -> Iterator[Match]:
-    """Code of which no syntax tree can be made in bounded time."""
-    if source.after is not None and source.added and not source.is_readable:
-        yield Match(min(source.added), source.path, "too large, too long a line, or nested too deeply")
+    """Code of which no syntax tree can be made in bounded time, or that no detector can follow to its end."""
+    if source.after is not None and source.added and source.unreadable_why is not None:
+        yield Match(min(source.added), source.path, source.unreadable_why)
 
 
 def _imitates(character: str) -> bool:
