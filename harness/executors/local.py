@@ -63,9 +63,19 @@ class ChildSampler:
         self._child: subprocess.Popen[bytes] | None = None
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._is_ready = False
+        self._shared_s = 0.0
 
     def sample(self, check: Check) -> Samples:
         """Samples of one check; raises `HarnessFault` when our own code broke."""
+        marks = Marks(
+            self._shared_s
+        )  # one budget for all checks: else compiling for ever would cost each of it
+        try:
+            return self._sample(check, marks)
+        finally:
+            self._shared_s += marks.shared_s()
+
+    def _sample(self, check: Check, marks: Marks) -> Samples:
         begun = time.monotonic()
         child = self._started()
         if child.stdin is None:
@@ -76,7 +86,6 @@ class ChildSampler:
         except BrokenPipeError:
             return self._ended(check, begun)
         limit = begun + max(GRACE_S, PATIENCE * check.cost_s) if self._is_ready else begun + START_S
-        marks = Marks()
         while True:
             try:
                 line = self._lines.get(timeout=max(0.0, marks.deadline(limit) - time.monotonic()))

@@ -19,7 +19,7 @@ BEGIN, END = "begin ", "end "
 SHARED = "shared"
 """Name of a stretch that does not count towards the check's own time."""
 SHARED_MOST_S = 3600.0
-"""Most that the shared stretches of one check may take together."""
+"""Most that the shared stretches of all checks of one sampler may take together."""
 
 
 class Marker(Protocol):
@@ -39,16 +39,18 @@ def stretch(mark: Marker, name: str) -> Iterator[None]:
 class Marks:
     """When words arrived, on this process's clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared_before_s: float = 0.0) -> None:
+        """`shared_before_s`: what earlier checks of the same sampler shared, which leaves less for this one."""
         self._begun: dict[str, int] = {}
         self._rows: dict[str, float] = {}
         self._shared_s = 0.0
+        self._shared_most_s = max(0.0, SHARED_MOST_S - shared_before_s)
         self._shared_since: float | None = None
 
     def add(self, word: str) -> None:
         """A word that has just arrived; the first stretch of a name counts, of shared ones all."""
         if word in (BEGIN + SHARED, END + SHARED):
-            self._add_shared(word == BEGIN + SHARED, time.monotonic())
+            self._add_shared(word == BEGIN + SHARED)
             return
         now = time.perf_counter_ns()
         if word.startswith(BEGIN):
@@ -60,14 +62,17 @@ class Marks:
         """Until when to wait, on the monotonic clock, where the check's own time ends at `own` without what
         was shared.
         """
-        if self._shared_since is None:
-            return own + self._shared_s
-        return self._shared_since + max(0.0, SHARED_MOST_S - self._shared_s)
+        return own + (self._shared_s if self._shared_since is None else self._shared_most_s)
 
-    def _add_shared(self, is_begin: bool, now: float) -> None:
-        if self._shared_since is not None:
-            self._shared_s = min(SHARED_MOST_S, self._shared_s + now - self._shared_since)
-        self._shared_since = now if is_begin else None
+    def shared_s(self) -> float:
+        """Seconds shared until now, a stretch that has not ended included."""
+        if self._shared_since is None:
+            return self._shared_s
+        return min(self._shared_most_s, self._shared_s + time.monotonic() - self._shared_since)
+
+    def _add_shared(self, is_begin: bool) -> None:
+        self._shared_s = self.shared_s()
+        self._shared_since = time.monotonic() if is_begin else None
 
     def attach(self, samples: Samples) -> Samples:
         """The samples with what this clock saw, whatever they say of it themselves; unchanged where nothing

@@ -18,9 +18,9 @@ import json, sys, time
 steps = json.loads(sys.argv[1])
 def say(line): print(json.dumps(line), flush=True)
 say({"ready": True})
-sys.stdin.readline()
-for step in steps:
-    time.sleep(step) if isinstance(step, float) else say(step)
+for _ in sys.stdin:
+    for step in steps:
+        time.sleep(step) if isinstance(step, float) else say(step)
 """
 """A child that says things, with pauses between."""
 BEGIN, END = {"mark": "begin shared"}, {"mark": "end shared"}
@@ -33,11 +33,16 @@ def _short_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ended(folder: Path, *steps: object) -> Samples:
+    return all_ended(folder, 1, *steps)[0]
+
+
+def all_ended(folder: Path, count: int, *steps: object) -> list[Samples]:
+    """Checks one after another; the child of each does the same steps."""
     with (folder / "child.log").open("ab") as log:
         argv: Sequence[str] = (sys.executable, "-I", "-c", CHILD, json.dumps(steps))
         sampler = ChildSampler(argv, Tier.SMOKE, lambda _: None, log)
         try:
-            return sampler.sample(CHECK)
+            return [sampler.sample(CHECK) for _ in range(count)]
         finally:
             sampler.close()
 
@@ -60,3 +65,21 @@ def test_shared_work_that_never_ends_is_stopped_as_well(
     samples = ended(tmp_path, BEGIN, 0.6, END, BEGIN, 9.0, ANSWER)
     assert samples.ended == "timed_out"
     assert samples.duration_s < 4
+
+
+def test_all_checks_have_one_budget_of_shared_time_and_own_time_is_left_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(marks, "SHARED_MOST_S", 1.5)
+    first, second, third = all_ended(tmp_path, 3, BEGIN, 9.0, ANSWER)
+    assert [samples.ended for samples in (first, second, third)] == ["timed_out"] * 3
+    assert first.duration_s > 2.4  # its own second and the budget
+    assert max(second.duration_s, third.duration_s) < 2  # their own second
+
+
+def test_a_check_behind_a_spent_budget_still_ends_in_its_own_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(marks, "SHARED_MOST_S", 0.2)
+    found = all_ended(tmp_path, 3, BEGIN, 0.3, END, ANSWER)
+    assert [samples.ended for samples in found] == ["ran"] * 3
