@@ -162,7 +162,8 @@ def _source_digests(pack: Pack, variant: KernelVariant) -> dict[str, str]:
         if name in found or not path.is_file():
             continue
         status = path.stat()
-        digest, imports = _source(path, status.st_mtime_ns, status.st_size)
+        package_of = ".".join((package, *path.relative_to(pack.root).parent.parts))
+        digest, imports = _source(path, package_of, status.st_mtime_ns, status.st_size)
         found[name] = digest
         for module in imports:
             if module.split(".")[0] == package:
@@ -172,14 +173,14 @@ def _source_digests(pack: Pack, variant: KernelVariant) -> dict[str, str]:
 
 
 @lru_cache(maxsize=4096)
-def _source(path: Path, modified_ns: int, size: int) -> tuple[str, tuple[str, ...]]:
-    """(sha256, imported modules) of a source file; time and size are there to notice an edit."""
+def _source(path: Path, package: str, modified_ns: int, size: int) -> tuple[str, tuple[str, ...]]:
+    """(sha256, imported modules) of a source file of a package; time and size are there to notice an edit."""
     content = path.read_bytes()
-    return sha256_hex(content), tuple(_imports(content))
+    return sha256_hex(content), tuple(_imports(content, package))
 
 
-def _imports(content: bytes) -> Iterator[str]:
-    """Absolute module names a source file imports, names imported from packages included."""
+def _imports(content: bytes, package: str) -> Iterator[str]:
+    """Absolute module names a source file of a package imports, names imported from packages included."""
     try:
         tree = ast.parse(content)
     except SyntaxError:
@@ -187,9 +188,11 @@ def _imports(content: bytes) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: max(0, package.count(".") + 2 - node.level)] if node.level else []
+            module = ".".join([*above, *filter(None, [node.module])])
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
 def _jobs(missing: Sequence[tuple[str, str]], place: Path) -> list[_Job]:

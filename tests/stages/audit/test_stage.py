@@ -179,6 +179,33 @@ def test_an_unchanged_kernel_is_not_compiled_again_and_a_changed_import_compiles
     assert len(log.read_text().splitlines()) == 2
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "from . import helper", "from .helper import y", "from .. import shapes", "from ..shapes import WIDTH",
+        "from copies.cute import helper", "import copies.shapes",
+    ],
+)  # fmt: skip
+def test_a_kernel_is_compiled_again_where_a_module_changed_that_it_imports_by_any_form(
+    words: str, root: Path, tmp_path: Path
+) -> None:
+    pack = CopyPack(root)
+    (root / "cute" / "copy.py").write_text(words + "\n")
+    (root / "cute" / "helper.py").write_text("y = 1\n")
+    (variant,) = pack.variants()
+    before = artifacts._source_digests(pack, variant)
+    changed = "shapes.py" if "shapes" in words else "cute/helper.py"
+    (root / changed).write_text("y = WIDTH = 23\n")
+    after = artifacts._source_digests(pack, variant)
+    assert {name for name in after if after[name] != before.get(name)} == {changed}
+
+
+def test_an_import_from_above_the_packages_folder_is_none_of_the_packs(root: Path) -> None:
+    pack = CopyPack(root)
+    (root / "cute" / "copy.py").write_text("from .... import os\nfrom ... import sys\n")
+    assert set(artifacts._source_digests(pack, pack.variants()[0])) == {"cute/copy.py"}
+
+
 class TwoOps(CopyPack):
     """The kernel as a variant of two ops; the second one is called `other`."""
 
