@@ -93,7 +93,7 @@ def loosening_findings(check: Check, samples: Samples) -> tuple[Finding, ...]:
         new = int(check.number(rule)) if rule in set_here else None
         if not _is_looser(rule, old, new):
             continue
-        is_accepted = row["reason"] is not None and row["accepted"] == new
+        is_accepted = bool(str(row["reason"] or "").strip()) and row["accepted"] == new
         said = f"the limit {rule} was {old} at the base and is {'gone' if new is None else new} now"
         if is_accepted:
             said += f"; accepted in {dict(check.parameters).get('limits_file')}: {row['reason']}"
@@ -131,7 +131,7 @@ def _accepted(
     own = accepted.get(kernel) if isinstance(accepted, dict) else None
     for name in names:
         match own.get(name) if isinstance(own, dict) else None:
-            case [int(before), int() | None as new, str(reason)] if before == old:
+            case [int(before), int() | None as new, str(reason)] if before == old and reason.strip():
                 return new, reason
     return None, None
 
@@ -142,5 +142,5 @@ def _file(content: bytes | None) -> Mapping[str, Any]:
     try:
         found = {} if content is None else json.loads(content)
         return {k: v if k == ACCEPTED else {n: int(x) for n, x in v.items()} for k, v in found.items()}
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, RecursionError, TypeError, ValueError) as error:
         raise EvidenceError(f"the file of a pack's limits does not hold any: {error}") from error

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from harness.domain.check import Outcome, Severity, Status
+from harness.domain.errors import EvidenceError
 from harness.stages import audit
 from harness.stages.audit import planning
 from harness.stages.audit.limits import base_limits, limits_of, loosened
@@ -77,7 +78,16 @@ def test_a_loosened_limit_that_is_accepted_with_a_reason_passes_and_stays_in_the
 
 
 @pytest.mark.parametrize(
-    "words", [[40, 64, "from another value"], [48, 56, "to another value"], [48, 64], "yes", None]
+    "words",
+    [
+        [40, 64, "from another value"],
+        [48, 56, "to another value"],
+        [48, 64],
+        [48, 64, ""],
+        [48, 64, " \n"],
+        "yes",
+        None,
+    ],
 )
 def test_what_was_accepted_for_other_values_or_without_a_reason_accepts_nothing(
     words: object, tmp_path: Path
@@ -115,3 +125,11 @@ def test_a_general_limit_in_place_of_two_is_looser_where_it_is_larger() -> None:
 def test_a_limit_that_the_policy_sets_is_the_policys() -> None:
     table = base_limits(b'{"k": {"max_registers": 48}}', None, "k", "sm_90a", ["registers"])
     assert [row[0] for row in table.rows] == ["spill", "shared_memory", "multicast"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" * 100_000, b"[]", b'{"k": 48}', b'{"k": {"max_registers": "x"}}', b"\xff"]
+)
+def test_a_file_that_holds_no_limits_is_refused_in_words(content: bytes) -> None:
+    with pytest.raises(EvidenceError, match="the file of a pack's limits does not hold any"):
+        base_limits(content, None, "k", "sm_90a", [])
