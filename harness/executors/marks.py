@@ -40,7 +40,7 @@ class Marks:
     """When words arrived, on this process's clock."""
 
     def __init__(self, shared_before_s: float = 0.0) -> None:
-        """`shared_before_s`: what earlier checks of the same sampler shared, which leaves less for this one."""
+        """`shared_before_s`: what earlier checks of the same sampler shared, so that less is left."""
         self._begun: dict[str, int] = {}
         self._rows: dict[str, float] = {}
         self._shared_s = 0.0

@@ -182,7 +182,8 @@ def test_an_unchanged_kernel_is_not_compiled_again_and_a_changed_import_compiles
 @pytest.mark.parametrize(
     "words",
     [
-        "from . import helper", "from .helper import y", "from .. import shapes", "from ..shapes import WIDTH",
+        "from . import helper", "from .helper import y", "from .. import shapes",
+        "from ..shapes import WIDTH",
         "from copies.cute import helper", "import copies.shapes",
     ],
 )  # fmt: skip
