@@ -3,7 +3,8 @@
 One trace serves all architectures, and what was traced without a GPU stands for what a GPU will run. A source
 that reads a variable could be other code elsewhere, behind the compiler's back. Invariant: a read counts
 where the nearest code outside of Python's own library is the package's; what the compiler asks for itself
-does not. A source that goes around `os.environ` (a C library, the compiler's private objects) is not seen.
+does not. Code without a file (of `eval` or `exec`) is whose file called it. A source that goes around
+`os.environ` (`posix.environ`, /proc/self/environ, a C library, the compiler's private objects) is not seen.
 """
 
 import os
@@ -17,6 +18,8 @@ from typing import Any
 __all__ = ["noted_reads"]
 
 KIND: Any = type(os.environ)
+READS = ("__getitem__", "__iter__", "__len__", "__repr__")
+"""Methods that tell something of the environment; those of a mapping go through them."""
 LIBRARY = str(Path(sysconfig.get_paths()["stdlib"]))
 
 
@@ -24,7 +27,7 @@ LIBRARY = str(Path(sysconfig.get_paths()["stdlib"]))
 def noted_reads(root: Path) -> Iterator[list[str]]:
     """Inside the block, a list that fills with the reads of `os.environ` by code under `root`, in words."""
     found: list[str] = []
-    kept = {name: getattr(KIND, name) for name in ("__getitem__", "__iter__")}
+    kept = {name: getattr(KIND, name) for name in READS}
 
     def noting(name: str) -> Any:
         def method(self: Any, *asked: Any) -> Any:
@@ -57,4 +60,5 @@ def _asker(root: Path) -> str | None:
 
 
 def _is_library(file: str) -> bool:
-    return file.startswith("<frozen") or (file.startswith(LIBRARY) and "site-packages" not in file)
+    """Whether a frame's code is Python's own, or is no file's: then its caller answers for it."""
+    return (file.startswith(LIBRARY) and "site-packages" not in file) or not os.path.isfile(file)

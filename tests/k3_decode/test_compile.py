@@ -76,6 +76,13 @@ def _asking_variant(ask: Callable[[], object]) -> Variant:
         (lambda: "FAST" in os.environ, "FAST"),
         (lambda: dict(os.environ), "all"),
         (lambda: os.path.expandvars("$FAST"), "FAST"),
+        (lambda: eval("os.environ.get('FAST')"), "FAST"),
+        (lambda: exec(compile("os.getenv('FAST')", "/nowhere/kernel.py", "exec")), "FAST"),
+        (lambda: len(os.environ), "all"),
+        (lambda: repr(os.environ), "all"),
+        (lambda: list(os.environ), "all"),
+        (lambda: os.environ == {}, "all"),
+        (lambda: os.environ | {}, "all"),
     ],
 )
 def test_a_kernel_that_reads_the_environment_while_it_is_traced_does_not_compile(
