@@ -81,7 +81,10 @@ def gate(
     """Decide on one or more bundles of one pull request: admitted (0), rejected (1), could not judge (2)."""
     from harness.cli.console import print_json
     from harness.documents import load_policy_set
+    from harness.repository import require_repository
 
+    if repo is not None:
+        require_repository(repo)
     judged = Judged(
         _full_sha("--head", head), repo, base if repo else _full_sha("--base", base), trusted_root
     )

@@ -4,6 +4,7 @@ Invariant: exit 1 means *rejected* and nothing else. A crash, an abort or bad in
 interrupt as 130. Command modules load on use, so that `fasttrack --help` is quick.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -256,11 +257,31 @@ def _exit_code(argv: list[str] | None) -> int:
         return error.exit_code
     except BrokenPipeError:
         return 2
+    except OSError as error:
+        if _is_given(error.filename, argv):
+            typer.echo(
+                f"fasttrack: {error.filename}: {error.strerror}; name another file or folder", err=True
+            )
+            return 2
+        return _own_fault()
     except Exception:  # noqa: BLE001  # the last line of defence: a crash must not read as a rejection
-        import traceback
+        return _own_fault()
 
-        traceback.print_exc()
-        typer.echo(
-            "fasttrack broke (a fault of its own, not of the change); please report the lines above", err=True
-        )
-        return 2
+
+def _own_fault() -> int:
+    import traceback
+
+    traceback.print_exc()
+    typer.echo(
+        "fasttrack broke (a fault of its own, not of the change); please report the lines above", err=True
+    )
+    return 2
+
+
+def _is_given(file: object, argv: list[str] | None) -> bool:
+    """Whether somebody named this very file or folder."""
+    if not isinstance(file, str | os.PathLike):
+        return False
+    place = os.path.abspath(file)
+    words = sys.argv[1:] if argv is None else argv
+    return place in {os.path.abspath(word.partition("=")[2] or word) for word in words}

@@ -32,12 +32,15 @@ def plan(
     json: JsonOutput = False,
 ) -> None:
     """Show what would run, what cannot run here and why, and how long it takes. Runs nothing."""
-    from harness.cli.console import print_json
+    from harness.cli.console import err, print_json
+    from harness.domain.errors import InputError
 
     made = make_selected_plan(selection)
     if save is not None:
-        save.parent.mkdir(parents=True, exist_ok=True)
+        if not save.parent.is_dir():
+            raise InputError(f"--save {save}: there is no folder {save.parent}; make it first")
         save.write_bytes(made.canonical())
+        err.print(f"wrote {save}", markup=False, soft_wrap=True)
     if json:
         print_json(made)
     else:

@@ -3,7 +3,10 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import typer
@@ -107,3 +110,25 @@ def test_a_run_folder_that_holds_something_is_refused(
     assert code == 2
     assert "already holds something" in capsys.readouterr().err
     assert (tmp_path / "kept").read_text() == "mine"
+
+
+def test_a_folder_where_a_file_is_to_be_written_is_told_in_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(file: Path) -> Callable[..., Any]:
+        return lambda **_: SimpleNamespace(main=lambda **_: file.read_bytes())
+
+    monkeypatch.setattr(typer.main, "get_command", lambda app: broken(tmp_path)())
+    assert _exit_code(["report", "--html", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path}: Is a directory; name another file or folder" in said
+    assert "Traceback" not in said
+    assert _exit_code(["report"]) == 2  # nobody named it: a fault of our own
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_repository_that_is_none_is_no_rejection(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _exit_code(["gate", str(tmp_path / "bundle"), "--repo", str(tmp_path)]) == 2
+    assert "is no git repository" in capsys.readouterr().err
