@@ -7,7 +7,7 @@ from harness.domain.check import Check, Control, Figure, Outcome, Samples, Statu
 from harness.domain.table_shape import unusable
 from harness.measure.interleaved import Comparison, compare
 from harness.stages.sweep.layers import chosen_stock, layer_figures, layer_objection, layer_unfit
-from harness.stages.sweep.likeness import has_threshold, timer_objection, unlike, unproven, unseen
+from harness.stages.sweep.likeness import has_threshold, timer_objection, unlike, unproven, unseen, unsteady
 from harness.stages.sweep.tables import arm_times, faults
 
 __all__ = ["drift_of", "judge", "noise_of", "verdict_of"]
@@ -39,7 +39,7 @@ def judge(check: Check, samples: Samples) -> Outcome:
         return judged(check, samples, Status.INVALID, difference, NEXT_STEPS, None, ())
     if not is_layer and (gap := unproven(check, samples)):
         return judged(check, samples, Status.NO_EVIDENCE, gap, NEXT_STEPS, None, ())
-    if not is_layer and (noise_words := unseen(samples)):
+    if not is_layer and (noise_words := unseen(samples) or unsteady(samples)):
         return judged(check, samples, Status.INCONCLUSIVE, noise_words, NEXT_STEPS, None, ())
     try:
         gain, null, slow = (

@@ -9,7 +9,7 @@ durations, as the same timer tells them. Work that was asked and work that the l
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from statistics import median
 from typing import Any
@@ -23,7 +23,7 @@ from harness.measure.known_times import KNOWN_SHAPE, KnownTime, timer_fault
 
 __all__ = [
     "LIKENESS_SHAPES", "PROMPT_TOKENS", "WARM_STEPS", "expert_rows", "has_threshold", "marked",
-    "prefix_rows", "timer_objection", "unlike", "unproven", "unseen",
+    "prefix_rows", "timer_objection", "unlike", "unproven", "unseen", "unsteady",
 ]  # fmt: skip
 
 WARM_STEPS = 3
@@ -39,7 +39,8 @@ MAX_APART = 0.2
 """Share of an arm's units that may differ by more: the one who listens is put off on a busy machine too."""
 GAP_SHARE, GAP_ERRORS = 0.1, 4.0
 """What an arm may be told shorter or longer than stock is, by the clock outside: a share of stock's time, and
-so many standard errors of the median. A word takes as long on its way for every arm."""
+so many standard errors of the median, by stock's own gaps: an arm that scatters its own buys nothing. A word
+takes as long on its way for every arm. Where those errors are more than the share, nothing is decided."""
 MEDIAN_ERROR = 1.2533 * 1.4826
 """Standard error of a median of n normal values, in median absolute deviations and times the root of n."""
 LIKENESS_SHAPES: Mapping[str, TableShape] = {
@@ -152,7 +153,7 @@ def _other_clock(samples: Samples) -> str | None:
     for arm, pairs in _pairs(samples).items():
         if any(outside is None for outside, _ in pairs):
             return f"not every unit of arm {arm} was seen by a clock outside of the worker"
-        apart = [p for p in pairs if abs(p[0] - p[1]) > TOLERANCE * max(p) + LATENCY_US]
+        apart = [pair for pair in pairs if _is_apart(*pair)]
         if len(apart) > MAX_APART * len(pairs):
             outside, us = apart[0]
             return (
@@ -170,29 +171,75 @@ def _other_gap(samples: Samples) -> str | None:
     """
     if unseen(samples):
         return None
-    table, pairs = _records(samples, "timings"), _pairs(samples)
-    blocks: dict[str, list[int]] = {}
-    for row in table:
-        blocks.setdefault(str(row["arm"]), []).append(int(row["block"]))
-    gaps = {
-        arm: {block: outside - us for block, (outside, us) in zip(blocks[arm], pairs[arm], strict=True)}
-        for arm in pairs
-    }
-    stock_us = median(us for _, us in pairs["stock"])
+    pairs = _blocks(samples)
+    gaps = _gaps(samples)
+    stock_us = median(us for _, us in pairs["stock"].values())
+    if _gap_error(gaps["stock"].values(), len(gaps["stock"])) > GAP_SHARE * stock_us:
+        return None
     for arm in (arm for arm in gaps if arm != "stock"):
-        more = [gaps[arm][block] - gaps["stock"][block] for block in gaps[arm] if block in gaps["stock"]]
-        if not more:
+        both = [block for block in gaps[arm] if block in gaps["stock"]]
+        if not both:
             continue
-        middle = median(more)
-        scatter = median(abs(one - middle) for one in more)
-        allowed = GAP_SHARE * stock_us + GAP_ERRORS * MEDIAN_ERROR * scatter / len(more) ** 0.5
-        if abs(middle) > allowed:
-            said = "shorter" if middle > 0 else "longer"
+        allowed = GAP_SHARE * stock_us + _gap_error(gaps["stock"].values(), len(both))
+        paired = median(gaps[arm][block] - gaps["stock"][block] for block in both)
+        # Most units may be told truly and the rest not: the verdict is on medians, so medians must agree.
+        apart = _gap_of_medians(pairs[arm], both) - _gap_of_medians(pairs["stock"], both)
+        worst = max(paired, apart, key=abs)
+        if abs(worst) > allowed:
+            said = "shorter" if worst > 0 else "longer"
             return (
-                f"arm {arm} is told {abs(middle):.0f} us {said} a unit than stock is, by the clock outside "
+                f"arm {arm} is told {abs(worst):.0f} us {said} a unit than stock is, by the clock outside "
                 f"of the worker ({allowed:.0f} us allowed)"
             )
     return None
+
+
+def unsteady(samples: Samples) -> str | None:
+    """Why what the clock outside adds cannot be compared, in words: it must be steady beside a unit. Pure."""
+    gaps = _gaps(samples)
+    allowed = GAP_SHARE * median(us for _, us in _pairs(samples)["stock"])
+    for arm in ("stock", "optimised"):
+        error = _gap_error(gaps[arm].values(), len(gaps[arm]))
+        if error > allowed:
+            return (
+                f"what the clock outside of the worker adds to units of arm {arm} is known to {error:.0f} us "
+                f"only ({allowed:.0f} us asked): it would not see a lie of that size"
+            )
+    return None
+
+
+def _gap_error(gaps: Collection[float], count: int) -> float:
+    """How far the medians of two times `count` gaps may differ by chance, when they scatter like these."""
+    middle = median(gaps)
+    scatter = median(abs(gap - middle) for gap in gaps)
+    return float(GAP_ERRORS * MEDIAN_ERROR * scatter * (2 / count) ** 0.5)
+
+
+def _gap_of_medians(pairs: Mapping[int, tuple[float, float]], blocks: Collection[int]) -> float:
+    """Median by the clock outside less the median that was told; units noted late are `_other_clock`'s."""
+    kept = [pairs[block] for block in blocks if not _is_apart(*pairs[block])]
+    return median(outside for outside, _ in kept) - median(us for _, us in kept) if kept else 0.0
+
+
+def _is_apart(outside: float, us: float) -> bool:
+    """Whether the two clocks say more different things of a unit than a word on its way explains."""
+    return abs(outside - us) > TOLERANCE * max(outside, us) + LATENCY_US
+
+
+def _gaps(samples: Samples) -> dict[str, dict[int, float]]:
+    """What the clock outside adds to a unit, by arm and block."""
+    return {
+        arm: {block: outside - us for block, (outside, us) in pairs.items()}
+        for arm, pairs in _blocks(samples).items()
+    }
+
+
+def _blocks(samples: Samples) -> dict[str, dict[int, tuple[float, float]]]:
+    """Each unit by both clocks, by arm and block."""
+    blocks: dict[str, list[int]] = {}
+    for row in _records(samples, "timings"):
+        blocks.setdefault(str(row["arm"]), []).append(int(row["block"]))
+    return {arm: dict(zip(blocks[arm], pairs, strict=True)) for arm, pairs in _pairs(samples).items()}
 
 
 def _other_work(check: Check, samples: Samples) -> str | None:

@@ -1,5 +1,6 @@
 """Like work on a clock that no candidate holds: each difference has its own verdict."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -44,6 +45,64 @@ def test_a_short_step_that_is_told_shorter_than_it_was_is_invalid_beside_stocks_
         "arm optimised is told 15 us shorter a unit than stock is, by the clock outside of the worker "
         "(10 us allowed)"
     )
+
+
+def told_by_the_clocks(honest: Samples, us: Callable[[str, int], tuple[float, float]]) -> Samples:
+    """The samples with each unit, (by the worker's clock, by the one outside), as `us` has it."""
+    pairs = [(arm, block, *us(arm, block)) for arm, block, _ in rows_of(honest, "timings")]
+    outside = tuple((f"{arm}.{block}", seen) for arm, block, _, seen in pairs)
+    return with_rows(with_rows(honest, "timings", tuple(p[:3] for p in pairs)), "outside", outside)
+
+
+ARMS = {"stock": 100.0, "optimised": 100.0, "null": 100.0, "slow": 160.0}
+SCATTERED = (49.0, 0.0, 96.5, 49.0, 0.0, 96.5, 49.0)
+"""What a unit is told shorter: its median is its scatter, so that an arm's own scatter would excuse it."""
+
+
+def test_an_arm_as_slow_as_stock_that_is_told_shorter_by_scattered_amounts_is_invalid() -> None:
+    check = _check()
+
+    def us(arm: str, block: int) -> tuple[float, float]:
+        real = ARMS[arm] + block % 2
+        return real - (SCATTERED[block % 7] if arm == "optimised" else 0.0), real + 300
+
+    outcome = judge(check, told_by_the_clocks(_samples(check, 50.0), us))
+    assert outcome.status is Status.INVALID
+    assert outcome.summary == (
+        "arm optimised is told 49 us shorter a unit than stock is, by the clock outside of the worker "
+        "(10 us allowed)"
+    )
+
+
+def test_an_arm_told_truly_in_most_units_and_shorter_in_its_slow_ones_is_invalid_by_its_median() -> None:
+    """Half of the units take 60 us and half 140 us, in the middle 100; 19 of the long ones are told as 40."""
+    check = _check()
+
+    def us(arm: str, block: int) -> tuple[float, float]:
+        real = (60.0, 140.0)[block % 2] if arm in ("stock", "optimised", "null") else 260.0
+        is_lie = arm == "optimised" and block % 2 == 1 and block > 2
+        return (40.0 if is_lie else real), real + 300
+
+    outcome = judge(check, told_by_the_clocks(_samples(check, 50.0), us))
+    assert outcome.status is Status.INVALID
+    assert "arm optimised is told 40 us shorter a unit than stock is" in outcome.summary
+
+
+@pytest.mark.parametrize("arms", [("stock", "optimised", "null", "slow"), ("optimised",)])
+def test_a_clock_outside_that_is_unsteady_beside_a_unit_decides_nothing_whoever_made_it_so(
+    arms: tuple[str, ...],
+) -> None:
+    """Half of the words come 40 us late: 20 us of scatter are known to 33 us only by 40 units."""
+    check = _check()
+
+    def us(arm: str, block: int) -> tuple[float, float]:
+        told = (50.0 if arm == "optimised" else ARMS[arm]) + block % 2
+        late = (-20.0, 20.0)[block // 2 % 2] if arm in arms else 0.0
+        return told, told + 300 + late
+
+    outcome = judge(check, told_by_the_clocks(_samples(check, 50.0), us))
+    assert outcome.status is Status.INCONCLUSIVE
+    assert f"adds to units of arm {arms[0]} is known to 33 us only (10 us asked)" in outcome.summary
 
 
 def test_some_units_that_the_listener_noted_late_do_not_make_a_run_invalid() -> None:
