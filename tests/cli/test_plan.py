@@ -63,6 +63,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "tokens",
                 "batch",
                 "prompt",
+                "bench",
             },
         ),
     ],
@@ -103,7 +104,7 @@ def test_a_plan_says_whose_change_and_claim_what_runs_and_why_the_rest_does_not(
     words = " ".join(re.sub("[\u2500-\u257f]", " ", capsys.readouterr().out).split())
     assert "claim k3_decode of pack k3_decode policy fast_track, at tier smoke" in words
     assert "1 file, 1 line added" in words
-    assert "kernels 96 227 sm_90a at rank" in words
+    assert "kernels 96 276 sm_90a at rank" in words
     assert "policy fast_track also asks for what the column `still needed elsewhere` names" in words
     assert "22 of kernels, such as" in words
     assert "The guard takes each op at every edge of the envelope and declines one step outside." in words
