@@ -1,6 +1,6 @@
 """Which cells are timed: edges of the claim's envelope, as `sweeps/*.yaml` choose among them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Literal, Self
@@ -133,15 +133,40 @@ def sweep_cells(sweep: Sweep, envelope: Envelope, arch: str, is_full: bool) -> t
 
 
 def plan(request: PlanRequest) -> tuple[Check, ...]:
-    """One check a cell and sweep."""
+    """One check a cell and sweep, and one for each cell that the policy demands, whatever sweeps it wants.
+
+    Raises `InputError` for a wanted sweep that there is not, and a demand that no sweep's steps can meet.
+    """
     proof = request.policy.proof(StageName.SWEEP)
-    wanted = proof.subjects if proof is not None else ()
-    sweeps = [sweep for sweep in all_sweeps().values() if not wanted or sweep.name in wanted]
-    return tuple(
-        check
-        for sweep in sweeps
-        for check in (_checks if sweep.level == "step" else _layer_checks)(request, sweep)
-    )
+    known = all_sweeps()
+    wanted = proof.subjects if proof is not None and proof.subjects else tuple(known)
+    if unknown := [name for name in wanted if name not in known]:
+        raise InputError(f"the policy asks for sweep {unknown[0]}, and there are {', '.join(known)}")
+    demanded = _by_sweep(_demanded(request), known, wanted)
+    checks: list[Check] = []
+    for sweep in known.values():
+        is_wanted = sweep.name in wanted
+        if sweep.level == "step":
+            checks += _checks(request, sweep, is_wanted, demanded.get(sweep.name, {}))
+        elif is_wanted:
+            checks += _layer_checks(request, sweep)
+    return tuple(checks)
+
+
+def _by_sweep(
+    demanded: Mapping[Cell, int], known: Mapping[str, Sweep], wanted: Collection[str]
+) -> dict[str, dict[Cell, int]]:
+    """The sweep that times each demanded cell: of its phase, and a wanted one where there is one."""
+    found: dict[str, dict[Cell, int]] = {}
+    for cell, least in demanded.items():
+        homes = [s.name for s in known.values() if s.level == "step" and s.phase == cell.phase]
+        homes.sort(key=lambda name: name not in wanted)
+        if not homes:
+            raise InputError(
+                f"the policy demands a step in {cell.label()}, and no sweep times steps of {cell.phase}"
+            )
+        found.setdefault(homes[0], {})[cell] = least
+    return found
 
 
 def _batches(grid: Grid, envelope: Envelope) -> set[int]:
@@ -158,12 +183,13 @@ def _batches(grid: Grid, envelope: Envelope) -> set[int]:
     return chosen
 
 
-def _checks(request: PlanRequest, sweep: Sweep) -> Iterator[Check]:
-    """Steps of the sweep's own cells, and of those that the policy demands of its phase."""
+def _checks(
+    request: PlanRequest, sweep: Sweep, is_wanted: bool, demanded: Mapping[Cell, int]
+) -> Iterator[Check]:
+    """Steps of the sweep's own cells, where it is wanted, and of those that are demanded of it."""
     arch = request.machine.arch
     thresholds = _thresholds(request)
-    demanded = _demanded(request, sweep.phase)
-    own = sweep_cells(sweep, request.claim.envelope, arch, request.is_full)
+    own = sweep_cells(sweep, request.claim.envelope, arch, request.is_full) if is_wanted else ()
     for cell in dict.fromkeys((*own, *demanded)):
         least = (Threshold(name="min_tokens", value=demanded[cell]),) if cell in demanded else ()
         parameters: tuple[tuple[str, Scalar], ...] = (
@@ -187,14 +213,13 @@ def _checks(request: PlanRequest, sweep: Sweep) -> Iterator[Check]:
         )
 
 
-def _demanded(request: PlanRequest, phase: str) -> dict[Cell, int]:
-    """Tokens that the optimised path must decode in each cell of a phase that the policy names."""
+def _demanded(request: PlanRequest) -> dict[Cell, int]:
+    """Tokens that the optimised path must decode in each cell that the policy names."""
     proof = request.policy.proof(StageName.SWEEP)
     found: dict[Cell, int] = {}
     for demand in proof.cells if proof is not None else ():
         for cell, _ in demanded_cells(request.claim.envelope, request.machine.arch, demand):
-            if cell.phase == phase:
-                found[cell] = max(demand.min_tokens, found.get(cell, 0))
+            found[cell] = max(demand.min_tokens, found.get(cell, 0))
     return found
 
 

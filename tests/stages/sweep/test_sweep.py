@@ -13,7 +13,7 @@ from harness.domain.errors import InputError
 from harness.domain.machine import Tier
 from harness.domain.policy import CellDemand, Proof
 from harness.executors.marks import Marks
-from harness.stages.sweep import judge, run, sample
+from harness.stages.sweep import judge, planning, run, sample
 from harness.stages.sweep.planning import load_sweep, plan, sweep_cells
 from harness.stages.sweep.stopping import time_blocks
 from harness.stages.sweep.tables import SHAPES
@@ -389,6 +389,49 @@ def test_a_cell_that_the_policy_demands_is_timed_beside_the_sweeps_own() -> None
         "sweep/verify_step/cpu.tp1.dcp1.b3.c40.d1.bf16.verify",
     ]
     assert {demanded[name].number("min_tokens") for name in demanded.keys() - free} == {20}
+
+
+@pytest.mark.parametrize(
+    ("subjects", "own"), [(("layer",), 0), (("layer", "verify_step"), 0), (("layer", "decode_step"), 5)]
+)
+def test_a_demanded_cell_is_timed_once_whatever_sweeps_the_policy_wants(
+    subjects: tuple[str, ...], own: int
+) -> None:
+    demand = CellDemand(batch=(3,), context=(40,), drafts=(0, 1), min_tokens=20)
+    proof = Proof(stage=SWEEP, subjects=subjects, cells=(demand, demand))
+    checks = plan(plan_request(policy=POLICY.model_copy(update={"proofs": (proof,)})))
+    assert [check.id for check in checks if ".b3.c40." in check.id] == [
+        "sweep/decode_step/cpu.tp1.dcp1.b3.c40.d0.bf16.decode",
+        "sweep/verify_step/cpu.tp1.dcp1.b3.c40.d1.bf16.verify",
+    ]
+    assert len(checks) == own + 2
+
+
+def test_a_demanded_cell_that_two_sweeps_could_time_is_the_wanted_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = load_sweep(Path("sweeps/decode_step.yaml"))
+    known = {"decode_step": first, "other": first.model_copy(update={"name": "other"})}
+    monkeypatch.setattr(planning, "all_sweeps", lambda: known)
+    demand = CellDemand(batch=(3,), context=(40,))
+    for subjects, home in (((), "decode_step"), (("other",), "other")):
+        proof = Proof(stage=SWEEP, subjects=subjects, cells=(demand,))
+        checks = plan(plan_request(policy=POLICY.model_copy(update={"proofs": (proof,)})))
+        assert [c.subject for c in checks if ".b3.c40." in c.id] == [home]
+
+
+def test_a_demand_that_no_sweep_can_time_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    rest = {name: sweep for name, sweep in planning.all_sweeps().items() if name != "verify_step"}
+    monkeypatch.setattr(planning, "all_sweeps", lambda: rest)
+    proof = Proof(stage=SWEEP, cells=(CellDemand(batch=(3,), context=(40,), drafts=(1,)),))
+    with pytest.raises(InputError, match=r"a step in cpu\.tp1.*verify, and no sweep times steps of verify"):
+        plan(plan_request(policy=POLICY.model_copy(update={"proofs": (proof,)})))
+
+
+def test_a_wanted_sweep_that_there_is_not_is_refused_in_words() -> None:
+    proof = Proof(stage=SWEEP, subjects=("decode_steps",))
+    with pytest.raises(InputError, match="asks for sweep decode_steps, and there are attend, decode_step"):
+        plan(plan_request(policy=POLICY.model_copy(update={"proofs": (proof,)})))
 
 
 def test_a_demanded_cell_with_too_few_tokens_of_the_path_is_no_evidence() -> None:
