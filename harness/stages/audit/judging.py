@@ -13,7 +13,7 @@ from harness.domain.table_shape import misshapen, unusable
 from harness.stages.audit import cost
 from harness.stages.audit.facts import AccessFact, ProgramFact
 from harness.stages.audit.launches import launch_findings
-from harness.stages.audit.limits import loosening_findings
+from harness.stages.audit.limits import loosening_findings, lost_findings
 from harness.stages.audit.rules import access_findings, program_findings, unclassed
 from harness.stages.audit.tables import SHAPES
 
@@ -92,6 +92,7 @@ def judge(check: Check, samples: Samples) -> Outcome:
                     *wrong,
                     *_cost_findings(check, samples, programs, accesses),
                     *loosening_findings(check, samples),
+                    *lost_findings(samples),
                 ),
             ),
         ),

@@ -15,7 +15,7 @@ from harness.domain.stage import StageContext
 from harness.executors.marks import SHARED, stretch
 from harness.stages.audit.artifacts import Compiled, compile_missing, find_compiled, one_at_a_time
 from harness.stages.audit.launches import planted_launches
-from harness.stages.audit.limits import base_limits
+from harness.stages.audit.limits import base_files, base_limits, lost_limits
 from harness.stages.audit.planted import planted_facts, verdict
 from harness.stages.audit.planted_costs import planted_costs
 from harness.stages.audit.reading import Place, is_kept, kept_tables, read_all
@@ -86,15 +86,22 @@ def _place(context: StageContext) -> Place:
 
 
 def _limits_table(context: StageContext, wanted: _Wanted) -> tuple[SampleTable, ...]:
-    """What the base held the kernel to; nothing where no repository is there, or the pack names no file."""
+    """What the base held the kernel to, and what limits are lost with a new one; nothing where no repository
+    is there, or neither side has a file of limits.
+    """
     file, proof = wanted.variant.limits_file, context.policy.proof(StageName.AUDIT)
-    if context.tree is None or not file:
+    if context.tree is None:
         return ()
-    here = context.pack.root / file.removeprefix(context.pack.repository_prefix)
+    prefix = context.pack.repository_prefix
+    files = base_files(context.tree, prefix, file)  # type: ignore[arg-type]  # a protocol says no hash
+    if not files and not file:
+        return ()
+    here = context.pack.root / file.removeprefix(prefix)
     head = here.read_bytes() if here.is_file() else None
     fixed = [name for name, _ in proof.thresholds] if proof else []
-    base = context.tree.read("base", file)
-    return (base_limits(base, head, wanted.variant.name, wanted.architecture, fixed),)
+    held = base_limits(files, head, wanted.variant.name, wanted.architecture, fixed)
+    lost = lost_limits(files, wanted.variant, context.pack.variants(), wanted.architecture, fixed)
+    return (held,) if lost is None else (held, lost)
 
 
 def _control_table(architecture: str) -> SampleTable:

@@ -46,6 +46,7 @@ _BASE_LIMIT: Mapping[str, Column] = {
     "limit": choice("spill", "registers", "shared_memory", "multicast", "wide_loads"), "value": COUNT,
     "accepted": optional(COUNT), "reason": optional(TEXT),
 }  # fmt: skip
+_LOST_LIMIT: Mapping[str, Column] = {"kernel": TEXT, "why": choice("unlimited", "gone")}
 SHAPES: Mapping[str, TableShape] = {
     "compile": TableShape(_COMPILE, is_required=True, max_rows=1),
     "programs": TableShape(_PROGRAM, key=("subject", "level")),
@@ -54,5 +55,6 @@ SHAPES: Mapping[str, TableShape] = {
     "launches": TableShape(_LAUNCH),
     "mutants": TableShape({"mutation": TEXT, **{name: optional(c) for name, c in _ACCESS.items()}}),
     "base_limits": TableShape(_BASE_LIMIT, key=("limit",)),
+    "lost_limits": TableShape(_LOST_LIMIT, key=("kernel",)),
     "control": TableShape(_CONTROL, key=("name", "level")),
 }

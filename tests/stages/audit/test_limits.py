@@ -11,7 +11,7 @@ from harness.domain.check import Outcome, Severity, Status
 from harness.domain.errors import EvidenceError
 from harness.stages import audit
 from harness.stages.audit import planning
-from harness.stages.audit.limits import base_limits, limits_of, loosened
+from harness.stages.audit.limits import base_files, base_limits, limits_of, loosened, lost_limits
 from tests.stages.audit.example_pack import CopyPack
 from tests.stages.audit.test_stage import context, request
 
@@ -22,15 +22,15 @@ KERNEL = "hoisted_load_fixed"
 class BaseTree:
     """A repository whose base holds one file."""
 
-    def __init__(self, content: object) -> None:
-        self.content = content
+    def __init__(self, content: object, others: dict[str, bytes] | None = None) -> None:
+        self.files = dict(others or {}) | ({} if content is None else {FILE: json.dumps(content).encode()})
 
     def read(self, side: str, path: str) -> bytes | None:
-        assert (side, path) == ("base", FILE)
-        return None if self.content is None else json.dumps(self.content).encode()
+        assert side == "base"
+        return self.files.get(path)
 
     def paths(self, side: str) -> tuple[str, ...]:
-        return ()
+        return tuple(sorted(self.files))
 
 
 @pytest.fixture(autouse=True)
@@ -38,10 +38,10 @@ def _compiler_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "compiler_missing", lambda: None)
 
 
-def outcome_of(folder: Path, base: object, head: dict[str, Any]) -> Outcome:
+def outcome_of(folder: Path, base: object, head: dict[str, Any], file: str = FILE) -> Outcome:
     """The audit of the sound kernel, whose limits are `head`'s, where the base has others."""
     (folder / "copies").mkdir()
-    pack = CopyPack(folder / "copies", expected=tuple(head.get(KERNEL, {}).items()), limits_file=FILE)
+    pack = CopyPack(folder / "copies", expected=tuple(head.get(KERNEL, {}).items()), limits_file=file)
     (folder / "copies" / "cute" / "expected.json").write_text(json.dumps(head))
     (check,) = audit.plan(request(pack))
     made = replace(context(pack, folder), tree=BaseTree(base))
@@ -123,7 +123,7 @@ def test_a_general_limit_in_place_of_two_is_looser_where_it_is_larger() -> None:
 
 
 def test_a_limit_that_the_policy_sets_is_the_policys() -> None:
-    table = base_limits(b'{"k": {"max_registers": 48}}', None, "k", "sm_90a", ["registers"])
+    table = base_limits([{"k": {"max_registers": 48}}], None, "k", "sm_90a", ["registers"])
     assert [row[0] for row in table.rows] == ["spill", "shared_memory", "multicast"]
 
 
@@ -132,4 +132,72 @@ def test_a_limit_that_the_policy_sets_is_the_policys() -> None:
 )
 def test_a_file_that_holds_no_limits_is_refused_in_words(content: bytes) -> None:
     with pytest.raises(EvidenceError, match="the file of a pack's limits does not hold any"):
-        base_limits(content, None, "k", "sm_90a", [])
+        base_files(BaseTree(None, {FILE: content}), "kernels/copies/", FILE)
+
+
+@pytest.mark.parametrize("file", ["", "kernels/copies/cute/limits.json", "kernels/copies/absent.json"])
+def test_a_limit_is_held_to_the_bases_whatever_file_the_change_names(file: str, tmp_path: Path) -> None:
+    outcome = outcome_of(tmp_path, {KERNEL: {"max_registers": 48}}, {KERNEL: {"max_registers": 64}}, file)
+    assert outcome.status is Status.FAIL
+    assert [f.message for f in outcome.findings] == ["the limit registers was 48 at the base and is 64 now"]
+
+
+def test_a_file_of_limits_that_moved_with_its_limits_as_they_were_is_no_finding(tmp_path: Path) -> None:
+    limits = {KERNEL: {"max_registers": 64}}
+    outcome = outcome_of(tmp_path, limits, limits, "kernels/copies/limits.json")
+    assert (outcome.status, outcome.findings) == (Status.PASS, ())
+
+
+def test_other_json_of_the_base_and_other_packs_files_hold_no_limits() -> None:
+    limits = b'{"k": {"max_registers": 48}}'
+    others = {
+        "kernels/copies/tuned.json": b'{"k": {"rows": 4}}',
+        "kernels/copies/empty.json": b'{"k": {}}',
+        "kernels/copies/lines.json": b'{"a": 1}\n{"b": 2}\n',
+        "kernels/copies/list.json": b"[1]",
+        "kernels/copies/limits.txt": limits,
+        "kernels/others/limits.json": limits,
+    }
+    assert base_files(BaseTree(None, others), "kernels/copies/", "") == ()
+    kept = {"kernels/copies/own.json": limits}
+    assert base_files(BaseTree(None, kept), "kernels/copies/", "") == ({"k": {"max_registers": 48}},)
+
+
+def test_of_two_files_of_the_base_the_tighter_limit_counts() -> None:
+    files = [{"k": {"max_registers": 64}}, {"k": {"max_registers": 48}}, {"j": {"max_registers": 8}}]
+    assert base_limits(files, None, "k", "sm_90a", []).rows[1] == ("registers", 48, None, None)
+
+
+def test_a_kernel_under_a_new_name_with_looser_limits_is_told_and_names_the_old_one(tmp_path: Path) -> None:
+    outcome = outcome_of(tmp_path, {"copy_old": {"max_registers": 48}}, {KERNEL: {"max_registers": 64}})
+    (finding,) = outcome.findings
+    assert (finding.rule, finding.severity) == ("limits_lost", Severity.WARNING)
+    assert finding.message == (
+        "no new kernel is held to the limits of those that are gone since the base: copy_old"
+    )
+
+
+def test_a_new_kernel_without_limits_beside_a_base_with_some_is_told(tmp_path: Path) -> None:
+    outcome = outcome_of(tmp_path, {"copy_old": {"spill_bytes": 8}}, {})
+    assert [f.message for f in outcome.findings] == [
+        f"the kernel {KERNEL} is new and has no limits, while the base has some"
+    ]
+
+
+@pytest.mark.parametrize("registers", [48, 40])
+def test_a_kernel_under_a_new_name_that_is_held_as_the_old_one_was_is_no_finding(
+    registers: int, tmp_path: Path
+) -> None:
+    head = {KERNEL: {"max_registers": registers}}
+    outcome = outcome_of(tmp_path, {"copy_old": {"max_registers": 48}}, head)
+    assert (outcome.status, outcome.findings) == (Status.PASS, ())
+
+
+def test_a_new_kernel_beside_all_those_of_the_base_loses_no_limits(tmp_path: Path) -> None:
+    (tmp_path / "copies").mkdir()
+    (old,) = CopyPack(tmp_path / "copies", name="copy_old").variants()
+    (new,) = CopyPack(tmp_path / "copies", expected=(("max_registers", 200),)).variants()
+    files = [{"copy_old": {"max_registers": 48}}]
+    assert lost_limits(files, new, [old, new], "sm_90a", []) is None
+    assert lost_limits(files, old, [old, new], "sm_90a", []) is None
+    assert lost_limits(files, new, [new], "sm_90a", ["registers"]) is None  # the policy sets it
