@@ -76,7 +76,7 @@ def judge(check: Check, samples: Samples) -> Outcome:
         _verdict(check, samples, control, findings),
         control,
         _figures(check, samples),
-        (*findings, *_spread_warnings(samples)),
+        (*findings, *_unsworn_warnings(check), *_spread_warnings(samples)),
     )
 
 
@@ -213,6 +213,19 @@ def _repeat_findings(check: Check, samples: Samples) -> tuple[Finding, ...]:
         for words, r in rows
         if int(r["differing"])
     )
+
+
+def _unsworn_warnings(check: Check) -> tuple[Finding, ...]:
+    """Says that runs which differ fail nothing here: the word is the judged pack's own, and it may drop it."""
+    if (
+        dict(check.parameters).get("is_deterministic") is not False
+    ):  # plans from before it was asked say nothing
+        return ()
+    message = (
+        f"the pack does not say that {check.op} is deterministic: answers that differ from run to run "
+        "on equal inputs fail nothing"
+    )
+    return (Finding(rule="determinism_not_claimed", severity=Severity.WARNING, message=message),)
 
 
 def _spread_warnings(samples: Samples) -> tuple[Finding, ...]:

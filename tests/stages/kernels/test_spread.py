@@ -83,7 +83,30 @@ def test_a_candidate_that_is_said_to_be_deterministic_fails_where_runs_differ(tm
 
 
 def test_a_candidate_that_is_deterministic_may_say_so(tmp_path: Path) -> None:
-    assert outcome(Sworn(), tmp_path).status is Status.PASS
+    found = outcome(Sworn(), tmp_path)
+    assert (found.status, found.findings) == (Status.PASS, ())
+
+
+def test_an_op_that_drops_its_claim_to_be_deterministic_is_named(honest: tuple[Check, Samples]) -> None:
+    check, samples = honest
+    dropped = kernels.judge(check, samples)
+    assert dropped.status is Status.PASS
+    assert [(f.rule, f.severity, f.message) for f in dropped.findings] == [
+        (
+            "determinism_not_claimed",
+            Severity.WARNING,
+            "the pack does not say that norm is deterministic: answers that differ from run to run on equal "
+            "inputs fail nothing",
+        )
+    ]
+
+
+def test_a_plan_from_before_determinism_was_asked_gets_no_warning_of_it(
+    honest: tuple[Check, Samples],
+) -> None:
+    check, samples = honest
+    older = tuple(pair for pair in check.parameters if pair[0] != "is_deterministic")
+    assert kernels.judge(check.model_copy(update={"parameters": older}), samples).findings == ()
 
 
 @pytest.fixture(scope="module")
