@@ -216,10 +216,11 @@ def _repeat_findings(check: Check, samples: Samples) -> tuple[Finding, ...]:
 
 
 def _unsworn_warnings(check: Check) -> tuple[Finding, ...]:
-    """Says that runs which differ fail nothing here: the word is the judged pack's own, and it may drop it."""
-    if (
-        dict(check.parameters).get("is_deterministic") is not False
-    ):  # plans from before it was asked say nothing
+    """Says where runs that differ fail nothing: the word is the judged pack's own, and it may drop it.
+
+    Plans from before it was asked say nothing.
+    """
+    if dict(check.parameters).get("is_deterministic") is not False:
         return ()
     message = (
         f"the pack does not say that {check.op} is deterministic: answers that differ from run to run "
