@@ -126,7 +126,8 @@ def test_a_demand_of_an_eval_that_nobody_asks_cannot_be_written() -> None:
 @pytest.mark.parametrize(
     ("stage", "demand"),
     [
-        (StageName.SWEEP, CellDemand()),
+        (StageName.KERNELS, CellDemand()),
+        (StageName.SWEEP, CellDemand(feature=("structured_output",))),
         (StageName.COVERAGE, CellDemand(evals=("drift",))),
         (EVALS, CellDemand(feature=("structured_output",))),
     ],
