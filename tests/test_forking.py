@@ -60,7 +60,11 @@ def test_little_work_is_done_by_this_process() -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
-def test_a_fork_is_made_beside_idle_threads_alone(a_thread: threading.Thread) -> None:
+def test_a_fork_is_made_beside_idle_threads_alone(
+    a_thread: threading.Thread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever threads the test's own process has besides."""
+    monkeypatch.setattr(forking.threading, "enumerate", lambda: [threading.current_thread(), a_thread])
     assert forking.processes_for(10, 10) == 1
     a_thread.name = forking.IDLE_THREAD
     assert forking.processes_for(10, 10) > 1

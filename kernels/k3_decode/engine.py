@@ -130,9 +130,10 @@ class Engine:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that logits cover."""
+        """Tokens that logits cover: those of all ranks that meet."""
         here = sum(rank.head.shape[0] for rank in self._ranks)
-        return here * (self._ranks[0].shapes.tp // len(self._ranks))
+        met = 1 if self._strategy.name == "none" else self._ranks[0].shapes.tp // len(self._ranks)
+        return here * met
 
     @property
     def prefixes(self) -> PrefixCache:
@@ -366,7 +367,11 @@ class Engine:
 
 
 def _require_met(strategy: Strategy, here: int, ranks: int) -> None:
-    """Raises `ValueError` where the ranks of this process are not those that the strategy brings together."""
+    """Raises `ValueError` where the ranks of this process are not those that the strategy brings together.
+    One rank alone may be driven without its peers, as a slice that meets nobody and says so.
+    """
+    if strategy.name == "none" and here == 1:
+        return
     is_across = strategy.name in ("processes", "exchange")
     if here != (1 if is_across else ranks):
         raise ValueError(

@@ -260,7 +260,7 @@ def test_a_run_whose_driver_died_goes_on_and_repeats_no_finished_check(cluster: 
     assert [begun.count(check) for check in finished] == [1] * len(finished)
 
 
-OPS = ("attn_res", "projection", "kda_step", "router")
+OPS = ("attn_res", "projection", "kda_step", "router", "experts", "mla_query", "mla_attend", "mla_value")
 COMMAND = (sys.executable, "-c", "from harness.cli.main import entry; entry()", "run", "coverage")
 
 
