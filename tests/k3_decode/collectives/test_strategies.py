@@ -51,9 +51,12 @@ def test_two_processes_over_gloo_serve_what_one_process_serves_bit_for_bit(tmp_p
         ]
 
 
-def test_a_process_that_holds_one_rank_of_two_needs_a_way_across_processes() -> None:
-    with pytest.raises(ValueError, match="1 of 2 ranks live in this process, which 'none' does not bring"):
-        Engine(ranks("nano", 2)[:1], load_guard(), EngineOptions(max_requests=1, max_context=64))
+def test_a_process_that_holds_some_ranks_of_more_needs_a_way_across_processes() -> None:
+    """One alone may be a slice, which meets nobody."""
+    with pytest.raises(
+        ValueError, match="2 of 4 ranks live in this process, which 'in_process' does not bring"
+    ):
+        Engine(ranks("nano_h16", 4)[:2], load_guard(), EngineOptions(max_requests=1, max_context=64))
 
 
 @pytest.mark.parametrize(
